@@ -1,0 +1,1 @@
+"""Starting vit_jax on one or many machines."""

@@ -1,0 +1,50 @@
+"""Packaging of vit_jax. Lower bounds are the oldest releases that the tests were run against."""
+
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "vit_jax/__init__.py").read_text())[1]
+
+CORE = [
+    "jax>=0.10.0",
+    "flax>=0.12.8",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "ml-collections>=1.1.0",
+    "clu>=0.0.12",
+    "tensorboard>=2.19.0",  # clu.metric_writers imports it without declaring it
+    "tensorflow-cpu>=2.21.0; platform_machine == 'x86_64' and sys_platform != 'darwin'",
+    "tensorflow>=2.21.0; platform_machine != 'x86_64' or sys_platform == 'darwin'",
+    "tensorflow-datasets>=4.9.10",
+    "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
+    "array_record>=0.8.0",
+    "etils[epath]>=1.12",
+    "numpy>=2.0",
+    "rich>=13.0",
+    "matplotlib>=3.9",
+    "scikit-learn>=1.5",
+]
+TEST = ["pytest>=8.0", "pillow>=10.0"]
+PLAN = ["libtpu>=0.0.40"]
+
+setuptools.setup(
+    name="vit_jax",
+    version=VERSION,
+    description="Pretrain, fine-tune and evaluate Vision Transformers in JAX, from one device to a pod.",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=setuptools.find_packages(include=["vit_jax", "vit_jax.*", "launch"]),
+    install_requires=CORE,
+    extras_require={
+        "test": TEST,
+        "dev": [*TEST, "ruff>=0.9"],
+        "tpu": ["jax[tpu]>=0.10.0"],
+        "gpu": ["jax[cuda12]>=0.10.0"],
+        "plan": PLAN,
+    },
+)

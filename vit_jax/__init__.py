@@ -1,0 +1,24 @@
+"""Pretrain, fine-tune and evaluate Vision Transformers in JAX, from one device to a pod."""
+
+__version__ = "0.1.0"
+
+
+def create_model(variant=None, num_classes=1000, image_size=224, **overrides):
+    """Builds a model by name, such as "B/16" or "R50+B/16": see `vit_jax.models.vit.create`."""
+    from vit_jax.models import vit
+
+    return vit.create(variant, num_classes, image_size, **overrides)
+
+
+def from_pretrained(path, num_classes=None, image_size=None, grid=None, **overrides):
+    """Loads (model, params) from weights of ours or published ones: see `vit_jax.pretrained.from_pretrained`."""
+    from vit_jax import pretrained
+
+    return pretrained.from_pretrained(path, num_classes, image_size, grid, **overrides)
+
+
+def features(model, params, image):
+    """What the head reads, [batch, embed]: see `vit_jax.pretrained.features`."""
+    from vit_jax import pretrained
+
+    return pretrained.features(model, params, image)

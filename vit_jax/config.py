@@ -1,0 +1,358 @@
+"""Every default once, and the way from a config file and command-line overrides to one locked, checked config."""
+
+import difflib
+import importlib.util
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax.errors import UserError
+
+
+def defaults() -> ml_collections.ConfigDict:
+    """The whole of the configuration."""
+    config = ml_collections.ConfigDict()
+    config.seed = 0  # of initialisation, data order, augmentation and dropout
+    config.total_steps = 0  # updates; this or total_epochs
+    config.total_epochs = 0.0  # passes over data.split; this or total_steps
+    config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
+    config.init_from = ""  # start from these weights: a workdir or checkpoint of ours, or a published .npz
+    config.accum_steps = 1  # microbatches per update
+    config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent
+    config.mixup = 0.0  # parameter of mixup's Beta distribution; 0: off
+    config.log_every = 50  # steps between lines of metrics
+
+    config.model = dict(
+        variant="B/16",  # size and patch, with a ResNet stem as in R50+B/16
+        width=0,  # overrides the variant's; 0: the variant's
+        depth=0,  # likewise
+        mlp_dim=0,  # likewise
+        num_heads=0,  # likewise
+        num_classes=0,  # 0: as many as the data set has
+        pool="tok",  # tok: class token | gap: mean | map: attention pooling
+        posemb="learn",  # learn | sincos2d | none
+        pre_logits=False,  # a tanh layer before the head, as wide as the model
+        head_bias=0.0,  # initial bias of the head
+        dropout=0.0,  # after the position embedding, attention, and in the MLP
+        droppath=0.0,  # stochastic depth of the last block
+        scan=False,  # one compiled block for all layers: compiles sooner
+        remat="none",  # none | dots | full: what is computed again to save memory
+        dtype="float32",  # of activations and matrix products: float32 | bfloat16
+        softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
+    )
+    config.data = dict(
+        name="digits",  # digits | folder:PATH | a TFDS name
+        data_dir="",  # where TFDS data lies; "": TFDS's own default
+        split="train",  # a split, or a slice of one such as train[:99%]
+        num_examples=0,  # of the split; 0: ask the data
+        batch_size=1024,  # global, all devices together
+        crop="inception",  # inception: random area and aspect | random: a window of 7/8 the side | resize: whole image
+        area_min=0.05,  # smallest share of the image that an inception crop covers
+        flip=True,  # mirror half of the images
+        randaug_layers=0,  # operations of RandAugment per image; 0: off
+        randaug_magnitude=10.0,  # their strength, 0 to 30
+        on_corrupt="error",  # an image that can't be decoded: error | skip (counted and named)
+        threads=0,  # host threads that read and decode; 0: one per core
+        prefetch=2,  # batches held ready on the device
+    )
+    config.optim = dict(
+        name="adam",  # adam | sgd
+        lr=1e-3,  # base learning rate
+        schedule="cosine",  # cosine | linear | rsqrt | constant
+        warmup_steps=0,  # from 0 to lr
+        cooldown_steps=0,  # to 0 at the end
+        end_lr=0.0,  # where the linear schedule ends
+        timescale=10_000,  # steps in which the rsqrt schedule falls to lr / sqrt(2)
+        wd=0.0,  # decoupled weight decay
+        wd_times_lr=True,  # decay times learning rate (AdamW); False: times the schedule's shape only (big_vision)
+        wd_mask="kernel",  # parameters that decay, a regular expression on the end of their path
+        grad_clip_norm=0.0,  # largest global norm of the gradient; 0: off
+        ema_decay=0.0,  # Polyak averaging; 0: off
+        momentum_dtype="float32",  # of the first moment: float32 | bfloat16
+        b1=0.9,  # first moment of adam
+        b2=0.999,  # second moment of adam
+        momentum=0.9,  # of sgd
+    )
+    config.mesh = dict(
+        replica=1,  # copies of the model across slow links
+        data=-1,  # data parallel; -1: the devices that remain
+        fsdp=1,  # data parallel with sharded parameters and optimizer
+        tensor=1,  # heads and MLP split over devices
+    )
+    config.evals = {}  # name -> see `eval_defaults`
+    config.checkpoint = dict(
+        every=1000,  # steps between checkpoints; 0: only at the end
+        keep_last=2,  # newest checkpoints kept
+        keep_every=0,  # also keep every checkpoint at a multiple of this; 0: off
+        keep_best="",  # also keep the best by this metric, such as eval/val/top1; "": off
+    )
+    config.profile = dict(
+        first_step=10,  # step at which the profiler window opens
+        num_steps=0,  # steps in it; 0: no profile
+    )
+    return config
+
+
+def eval_defaults() -> dict:
+    """One entry of `config.evals`."""
+    return dict(
+        type="classification",  # classification: top1, loss, count
+        every=0,  # steps between evaluations; 0: only at the end
+        data=dict(
+            name="",  # "": data.name
+            data_dir="",  # "": data.data_dir
+            split="test",  # split or slice
+            batch_size=0,  # 0: data.batch_size
+            crop="resize",  # resize: whole image | central: small side to image_size / fraction, then the centre
+            fraction=0.875,  # share of the small side that the central crop keeps (224 / 256)
+        ),
+    )
+
+
+# Key -> the choice that it belongs to. A key that is given while another choice is made is an error.
+BRANCHES = {
+    "optim.b1": ("optim.name", ("adam",)),
+    "optim.b2": ("optim.name", ("adam",)),
+    "optim.momentum": ("optim.name", ("sgd",)),
+    "optim.end_lr": ("optim.schedule", ("linear",)),
+    "optim.timescale": ("optim.schedule", ("rsqrt",)),
+    "data.area_min": ("data.crop", ("inception",)),
+    "data.randaug_magnitude": ("data.randaug_layers", (1, 2, 3, 4)),
+    "evals.*.data.fraction": ("evals.*.data.crop", ("central",)),
+}
+
+CHOICES = {
+    "loss": ("softmax_xent", "sigmoid_xent"),
+    "model.pool": ("tok", "gap", "map"),
+    "model.posemb": ("learn", "sincos2d", "none"),
+    "model.remat": ("none", "dots", "full"),
+    "model.dtype": ("float32", "bfloat16"),
+    "model.softmax_dtype": ("float32", "bfloat16"),
+    "data.crop": ("inception", "random", "resize"),
+    "data.randaug_layers": (0, 1, 2, 3, 4),
+    "data.on_corrupt": ("error", "skip"),
+    "optim.name": ("adam", "sgd"),
+    "optim.schedule": ("cosine", "linear", "rsqrt", "constant"),
+    "optim.momentum_dtype": ("float32", "bfloat16"),
+    "evals.*.type": ("classification",),
+    "evals.*.data.crop": ("resize", "central"),
+}
+
+# Key -> (smallest, largest) allowed value; numbers that are not listed must not be negative.
+RANGES = {
+    "seed": (0, 2**31 - 1),
+    "image_size": (0, 65_536),
+    "accum_steps": (1, 2**31),
+    "log_every": (1, 2**31),
+    "model.head_bias": (-1e6, 1e6),
+    "model.dropout": (0.0, 0.999),
+    "model.droppath": (0.0, 0.999),
+    "data.batch_size": (1, 2**31),
+    "data.area_min": (1e-6, 1.0),
+    "data.randaug_magnitude": (0.0, 30.0),
+    "data.prefetch": (1, 1000),
+    "optim.lr": (1e-12, 1e6),
+    "optim.timescale": (1, 2**62),
+    "optim.ema_decay": (0.0, 1.0 - 1e-9),
+    "optim.b1": (0.0, 1.0 - 1e-9),
+    "optim.b2": (0.0, 1.0 - 1e-9),
+    "optim.momentum": (0.0, 1.0 - 1e-9),
+    "mesh.replica": (-1, 2**31),
+    "mesh.data": (-1, 2**31),
+    "mesh.fsdp": (-1, 2**31),
+    "mesh.tensor": (-1, 2**31),
+    "checkpoint.keep_last": (1, 2**31),
+    "evals.*.data.fraction": (1e-3, 1.0),
+}
+
+
+def flatten(config: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields ("a.b", value) for every leaf."""
+    for key, value in config.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def generic(key: str) -> str:
+    """Replaces the user's name of an evaluation by *: "evals.val.every" -> "evals.*.every"."""
+    return re.sub(r"^evals\.[^.]+\.", "evals.*.", key)
+
+
+def known_keys() -> dict[str, object]:
+    """Every generic key with its default."""
+    return dict(flatten(defaults())) | dict(flatten(eval_defaults(), "evals.*."))
+
+
+def fail(key: str, what: str, where: str) -> None:
+    raise UserError(f"config key {key}{what} in {where}")
+
+
+def check_key(key: str, where: str) -> None:
+    known = known_keys()
+    if generic(key) not in known:
+        close = difflib.get_close_matches(generic(key), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        fail(key, " is unknown", f"{where}: {hint}")
+
+
+def check_value(key: str, value, where: str):
+    """Returns `value` in the type of the default; wrong type, range or choice is a UserError."""
+    default = known_keys()[generic(key)]
+    if type(default) is float and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default):
+        fail(key, f" expects {type(default).__name__}, got {value!r}", f"{where}: correct it")
+    allowed = CHOICES.get(generic(key))
+    if allowed and value not in allowed:
+        fail(key, f"={value!r} is none of {', '.join(map(str, allowed))}", f"{where}: choose one of them")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = RANGES.get(generic(key), (0, float("inf")))
+        if not low <= value <= high:
+            fail(key, f"={value} is outside of {low} to {high}", f"{where}: choose a value in that range")
+    return value
+
+
+def import_file(path: str):
+    """Runs a config file as Python and returns the module."""
+    spec = importlib.util.spec_from_file_location(f"config_{pathlib.Path(path).stem}", path)
+    if spec is None or not pathlib.Path(path).is_file():
+        raise UserError(f"config file {path} does not exist or is no .py file: give --config=FILE.py[:ARG]")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(
+            f"config file {path} fails to run: {type(error).__name__}: {error}: correct the file"
+        ) from error
+    return module
+
+
+def read_file(location: str) -> dict[str, object]:
+    """The flat values that FILE.py[:ARG] sets."""
+    path, _, arg = location.partition(":")
+    module = import_file(path)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"config file {path} has no function get_config(arg): add one")
+    try:
+        config = module.get_config(arg) if arg else module.get_config()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"config {location}: get_config fails: {type(error).__name__}: {error}: check the argument behind the colon"
+        ) from error
+    values = {}
+    for key, value in flatten(config):
+        check_key(key, path)
+        values[key] = check_value(key, value, path)
+    return values
+
+
+def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
+    """Defaults, with an entry for every evaluation that `values` names, updated by flat values."""
+    config = defaults()
+    for key in values:
+        if key.startswith("evals."):
+            name = key.split(".")[1]
+            if name not in config.evals:
+                config.evals[name] = ml_collections.ConfigDict(eval_defaults())
+    with config.unlocked():
+        config.update_from_flattened_dict(values)
+    return config
+
+
+def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> dict[str, object]:
+    """Parses --config.a.b=value arguments by the types of `config`; returns the flat values given."""
+    where = "the command line"
+    for argument in arguments:
+        match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        if match:
+            check_key(match[1], where)
+            if match[1] not in dict(flatten(config)):
+                fail(match[1], " belongs to an evaluation that the config file does not have", f"{where}: add it there")
+    flag_values = flags.FlagValues()
+    argv = ["vit_jax", *arguments]
+    config_flags.DEFINE_config_dict("config", config, flag_values=flag_values, sys_argv=argv)
+    try:
+        rest = flag_values(argv)
+    except flags.Error as error:
+        raise UserError(f"{error} on {where}: correct the value") from None
+    if len(rest) > 1:
+        raise UserError(f"argument {rest[1]!r} is not understood: overrides are written --config.KEY=VALUE")
+    given = config_flags.get_override_values(flag_values["config"])
+    return {key: check_value(key, value, where) for key, value in given.items()}
+
+
+def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: Mapping) -> None:
+    """Removes the keys of branches that are not chosen; a key that was given for one of them is a UserError.
+
+    Values that a file gives for its own choice are dropped when the command line chooses another one.
+    """
+    flat = dict(flatten(config))
+    for key in list(flat):
+        selector, allowed = BRANCHES.get(generic(key), ("", ()))
+        if key.startswith("evals."):
+            selector = selector.replace("*", key.split(".")[1])
+        if not selector or flat[selector] in allowed:
+            continue
+        if key in on_line or (key in in_file and selector not in on_line):
+            where = "on the command line" if key in on_line else "in the config file"
+            raise UserError(
+                f"config key {key} {where} has no effect with {selector}={flat[selector]}: "
+                f"leave it out, or choose {selector}={' or '.join(map(str, allowed))}"
+            )
+        parent = config
+        *path, leaf = key.split(".")
+        for part in path:
+            parent = parent[part]
+        del parent[leaf]
+
+
+def check_whole(config: ml_collections.ConfigDict) -> None:
+    """Rules that tie several keys together."""
+    if config.total_steps and config.total_epochs:
+        raise UserError(
+            f"config keys total_steps={config.total_steps} and total_epochs={config.total_epochs} are both set: "
+            "set one of them to 0"
+        )
+    if config.data.batch_size % config.accum_steps:
+        raise UserError(
+            f"config key data.batch_size={config.data.batch_size} is not divisible by "
+            f"accum_steps={config.accum_steps}: change one of them"
+        )
+    try:
+        re.compile(config.optim.wd_mask)
+    except re.error as error:
+        raise UserError(f"config key optim.wd_mask is no regular expression ({error}): correct it") from None
+    best = config.checkpoint.keep_best
+    if best and not any(re.fullmatch(f"eval/{re.escape(name)}/(top1|loss)", best) for name in config.evals):
+        known = ", ".join(f"eval/{name}/top1" for name in config.evals) or "none, for evals is empty"
+        raise UserError(f"config key checkpoint.keep_best={best!r} names no metric of evals: possible are {known}")
+
+
+def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
+    """Makes the locked config of a run: defaults, then FILE.py[:ARG], then --config.KEY=VALUE arguments.
+
+    Raises:
+      UserError: unknown key, wrong type, impossible value, or a key of a branch that is not chosen.
+    """
+    in_file = read_file(location)
+    on_line = read_overrides(assemble(in_file), list(arguments))
+    for key, other in (("total_steps", "total_epochs"), ("total_epochs", "total_steps")):
+        if on_line.get(key) and other not in on_line:
+            in_file.pop(other, None)  # the command line's length of the run replaces the file's
+    config = assemble(in_file | on_line)
+    drop_branches(config, in_file, on_line)
+    check_whole(config)
+    return config.lock()
+
+
+def to_json(config: ml_collections.ConfigDict) -> dict:
+    return json.loads(config.to_json())

@@ -1,0 +1,1 @@
+"""From records on disk to batches on devices. Only this folder imports TensorFlow."""

@@ -1,0 +1,66 @@
+"""Image operations on [H, W, C] tensors, as published by big_vision and vision_transformer. uint8 in, uint8 out."""
+
+import tensorflow as tf
+
+
+def pair(size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def as_dtype(image, dtype):
+    """Back to the dtype of the input; uint8 is clipped and truncated, not rounded, as big_vision does."""
+    if dtype == tf.uint8:
+        image = tf.clip_by_value(image, 0, 255)
+    return tf.cast(image, dtype)
+
+
+def resize(image, size, method="bilinear", antialias=False):
+    """Resizes to (h, w) without keeping the aspect ratio."""
+    return as_dtype(tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype)
+
+
+def resize_small(image, size, method="area", antialias=False):
+    """Resizes so that the smaller side is `size`, keeping the aspect ratio."""
+    shape = tf.shape(image)[:2]
+    ratio = tf.cast(size, tf.float32) / tf.cast(tf.reduce_min(shape), tf.float32)
+    target = tf.cast(tf.round(tf.cast(shape, tf.float32) * ratio), tf.int32)
+    return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
+
+
+def central_crop(image, size):
+    """The centre of size (h, w); the smaller half of an odd border is above and to the left."""
+    h, w = pair(size)
+    shape = tf.shape(image)
+    top, left = (shape[0] - h) // 2, (shape[1] - w) // 2
+    return tf.image.crop_to_bounding_box(image, top, left, h, w)
+
+
+def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255):
+    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32."""
+    image = (tf.cast(image, tf.float32) - in_min) / (in_max - in_min)
+    return vmin + image * (vmax - vmin)
+
+
+def inception_box(shape, seed, area):
+    """(begin, size) of a random crop: share of the area in `area`, aspect ratio in 3/4 to 4/3 (arXiv 1409.4842)."""
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        shape, tf.zeros([1, 0, 4]), seed, min_object_covered=0.0, area_range=area, use_image_if_no_bounding_boxes=True
+    )
+    return begin, size
+
+
+def inception_crop(image, size, seed, area=(0.05, 1.0)):
+    """A random crop as in Inception training, resized to `size`. seed: int32 [2]."""
+    begin, extent = inception_box(tf.shape(image), seed, area)
+    return resize(tf.slice(image, begin, [extent[0], extent[1], -1]), size)
+
+
+def random_crop(image, size, seed):
+    """A random window of size (h, w). seed: int32 [2]."""
+    h, w = pair(size)
+    return tf.image.stateless_random_crop(image, [h, w, image.shape[-1] or tf.shape(image)[-1]], seed)
+
+
+def flip_lr(image, seed):
+    """Mirrors with probability one half. seed: int32 [2]."""
+    return tf.image.stateless_random_flip_left_right(image, seed)

@@ -1,0 +1,42 @@
+"""From the rows that this process read to global arrays on the mesh."""
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax import sharding
+
+
+def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> dict:
+    """Builds arrays [batch_size, ...] sharded over the mesh from local arrays [len(rows), ...]."""
+    place = sharding.batch_sharding(mesh)
+
+    def build(local):
+        def shard(index):
+            start, stop, _ = index[0].indices(batch_size)
+            first = np.searchsorted(rows, start)
+            return local[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), place, shard)
+
+    return {name: build(local) for name, local in batch.items()}
+
+
+def to_device(batches: Iterable[dict], mesh: Mesh, rows: np.ndarray, batch_size: int, prefetch: int) -> Iterator[dict]:
+    """Yields global batches of `image`, `label` and `mask`, with `prefetch` of them on the device ahead of use."""
+    batches = iter(batches)
+    ready = collections.deque()
+
+    def fill(count: int) -> None:
+        for batch in itertools.islice(batches, count):
+            wanted = {name: batch[name] for name in ("image", "label", "mask")}
+            ready.append(global_batch(wanted, mesh, rows, batch_size))
+
+    fill(prefetch)
+    while ready:
+        yield ready.popleft()
+        fill(1)

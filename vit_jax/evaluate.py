@@ -1,0 +1,62 @@
+"""Evaluates weights on any data set, by the same code as inside training.
+
+python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]] --config.init_from=CHECKPOINT
+"""
+
+import argparse
+import json
+import logging
+import sys
+
+import jax
+from etils import epath
+
+from vit_jax import config as configs
+from vit_jax import errors, metrics, pretrained, sharding, train
+from vit_jax.errors import UserError
+
+log = logging.getLogger("vit_jax.evaluate")
+
+
+def evaluate(config) -> dict[str, float]:
+    """Metrics of `config.evals` for the weights at `config.init_from`, whose own model is built."""
+    if not config.init_from:
+        raise UserError("config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE")
+    if not config.evals:
+        raise UserError("config.evals is empty: the config file must have an entry in evals")
+    mesh = sharding.make_mesh(config.mesh)
+    fields = {key: config.model[key] for key in ("dtype", "softmax_dtype", "scan")}
+    model, params = pretrained.from_pretrained(config.init_from, image_size=config.image_size or None, **fields)
+    sharding.check_model(model, mesh)
+    with config.unlocked():
+        config.image_size = model.image_size[0]
+    evals = train.open_evals(config, mesh, model.num_classes)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, sharding.param_specs(params, mesh))
+        return train.run_evals(evals, train.make_eval_step(config, model), params, lambda name: True)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--config", required=True, metavar="FILE.py[:ARG]", help="what to evaluate on; --config.KEY=VALUE"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the metrics here")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args, overrides = parser.parse_known_args(argv)
+
+    def work():
+        config = configs.load(args.config, overrides)
+        sharding.start_processes()
+        metrics.start_logging(None)
+        scalars = evaluate(config)
+        text = json.dumps(scalars, indent=2)
+        print(text)
+        if args.json and jax.process_index() == 0:
+            epath.Path(args.json).write_text(text + "\n")
+
+    return errors.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

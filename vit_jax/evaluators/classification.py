@@ -1,0 +1,37 @@
+"""Top-1 accuracy and loss over a whole split, exact for any batch size and number of devices."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import augment, losses
+
+
+def make_eval_step(apply_fn: Callable, loss: str, num_classes: int) -> Callable:
+    """Builds eval_step(params, batch) -> sums over the examples that count.
+
+    Args:
+      apply_fn: (params, image [batch, H, W, 3] float32) -> logits [batch, classes].
+      loss: key of `losses.LOSSES`.
+      num_classes: of the head.
+    """
+
+    def eval_step(params, batch) -> dict:
+        logits = apply_fn(params, augment.normalize(batch["image"]))
+        label, mask = batch["label"], batch["mask"]
+        correct = (jnp.argmax(logits, axis=-1) == label) * mask
+        loss_sum = losses.LOSSES[loss](logits, jax.nn.one_hot(label, num_classes)) * mask
+        return dict(correct=correct.sum(), loss=loss_sum.sum(), count=mask.sum())
+
+    return eval_step
+
+
+def evaluate(eval_step: Callable, params, batches: Iterable[dict]) -> dict[str, float]:
+    """Runs over all batches; returns `top1` and `loss`, means over the `count` examples with mask 1."""
+    sums = []
+    for batch in batches:
+        sums.append(eval_step(params, batch))
+    total = {name: sum(float(part[name]) for part in jax.device_get(sums)) for name in ("correct", "loss", "count")}
+    count = max(total["count"], 1.0)
+    return dict(top1=total["correct"] / count, loss=total["loss"] / count, count=total["count"])

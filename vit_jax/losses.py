@@ -1,0 +1,21 @@
+"""Classification losses on soft labels, per example."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def softmax_xent(logits, labels):
+    """Softmax cross-entropy: logits, labels [batch, classes] -> [batch]."""
+    return optax.softmax_cross_entropy(logits, labels)
+
+
+def sigmoid_xent(logits, labels):
+    """Binary cross-entropy summed over classes: logits, labels [batch, classes] -> [batch].
+
+    Source: the authors' loss for ImageNet-21k and JFT (google-research/vision_transformer issue 34).
+    """
+    return -jnp.sum(labels * jax.nn.log_sigmoid(logits) + (1.0 - labels) * jax.nn.log_sigmoid(-logits), axis=-1)
+
+
+LOSSES = {"softmax_xent": softmax_xent, "sigmoid_xent": sigmoid_xent}

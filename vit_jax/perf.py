@@ -1,0 +1,97 @@
+"""How much work a model is, how fast it goes, and a profiler window."""
+
+import math
+import time
+
+import jax
+
+
+def conv_flops(out_h: int, out_w: int, side: int, c_in: int, c_out: int) -> int:
+    return 2 * out_h * out_w * side * side * c_in * c_out
+
+
+def stem_flops(image_size: tuple[int, int], units: tuple[int, ...], width: int) -> tuple[int, int]:
+    """Forward FLOPs of the ResNet stem for one image, and the channels of its output."""
+    h, w = (math.ceil(side / 2) for side in image_size)
+    flops, c_in = conv_flops(h, w, 7, 3, width), width
+    h, w = math.ceil(h / 2), math.ceil(w / 2)
+    for stage, count in enumerate(units):
+        features = width * 2**stage
+        for unit in range(count):
+            stride = 2 if unit == 0 and stage > 0 else 1
+            flops += conv_flops(h, w, 1, c_in, features)
+            if c_in != 4 * features or stride != 1:
+                flops += conv_flops(math.ceil(h / stride), math.ceil(w / stride), 1, c_in, 4 * features)
+            h, w = math.ceil(h / stride), math.ceil(w / stride)
+            flops += conv_flops(h, w, 3, features, features) + conv_flops(h, w, 1, features, 4 * features)
+            c_in = 4 * features
+    return flops, c_in
+
+
+def model_flops(model) -> int:
+    """Forward FLOPs of one image: 2 per multiply-add of every matrix product and convolution, attention included."""
+    d, m, tokens = model.width, model.mlp_dim, math.prod(model.grid)
+    flops, channels = (
+        (0, 3) if model.stem_units is None else stem_flops(model.image_size, model.stem_units, model.stem_width)
+    )
+    flops += 2 * tokens * math.prod(model.patch_size) * channels * d
+    length = tokens + model.num_prefix
+    flops += model.depth * (2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d)
+    heads = length if "unpooled" in model.pool else 1
+    if model.pool == "map":
+        flops += 2 * (2 * length + 2) * d * d + 4 * length * d + 4 * d * m
+    flops += 2 * heads * (model.pre_logits * d + model.num_classes * (model.pre_logits or d))
+    return flops
+
+
+class StepTimer:
+    """Throughput and the share of time spent waiting for data since the last report."""
+
+    def __init__(self, batch_size: int, train_flops: float, peak_flops: float | None):
+        """`train_flops`: forward and backward FLOPs of one image; `peak_flops`: of all devices together, if known."""
+        self.batch_size, self.train_flops, self.peak_flops = batch_size, train_flops, peak_flops
+        self.reset()
+
+    def reset(self) -> None:
+        self.start, self.steps, self.waited = time.perf_counter(), 0, 0.0
+
+    def next_batch(self, batches):
+        """Takes the next batch and counts the wait for it."""
+        start = time.perf_counter()
+        batch = next(batches)
+        self.waited += time.perf_counter() - start
+        self.steps += 1
+        return batch
+
+    def report(self) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self.start, 1e-9)
+        images = self.steps * self.batch_size / seconds
+        scalars = {
+            "perf/images_per_sec": images,
+            "perf/step_ms": 1e3 * seconds / max(self.steps, 1),
+            "perf/data_wait": self.waited / seconds,
+        }
+        if self.peak_flops:
+            scalars["perf/mfu"] = images * self.train_flops / self.peak_flops
+        self.reset()
+        return scalars
+
+
+class ProfilerWindow:
+    """Traces `num_steps` steps from `first_step` on into `folder`; num_steps 0 is off."""
+
+    def __init__(self, folder, first_step: int, num_steps: int):
+        self.folder, self.first, self.last, self.running = str(folder), first_step, first_step + num_steps, False
+
+    def before_step(self, step: int) -> None:
+        """`step`: the update about to be done, counted from 1."""
+        if not self.running and self.first <= step < self.last:
+            jax.profiler.start_trace(self.folder)
+            self.running = True
+        elif self.running and step >= self.last:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.running:
+            jax.profiler.stop_trace()
+            self.running = False

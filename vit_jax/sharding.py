@@ -1,0 +1,175 @@
+"""All parallelism: the mesh, the rules from logical to mesh axes, and where every parameter lives."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.errors import UserError
+
+AXES = ("replica", "data", "fsdp", "tensor")
+
+# Logical axis of an activation or parameter -> mesh axes. `batch` is split over all axes that do not split the model.
+RULES = {
+    "batch": ("replica", "data", "fsdp"),
+    "length": None,
+    "embed": None,
+    "mlp": "tensor",
+    "heads": "tensor",
+    "kv": None,
+    "layers": None,
+    "classes": None,
+}
+
+# Logical axes of the parameters that tensor parallelism splits (arXiv 1909.08053 section 3), by the end of their path.
+TENSOR_PARALLEL = (
+    (r"(query|key|value)/kernel", ("embed", "heads", "kv")),
+    (r"(query|key|value)/bias", ("heads", "kv")),
+    (r"out/kernel", ("heads", "kv", "embed")),
+    (r"Dense_0/kernel", ("embed", "mlp")),
+    (r"Dense_0/bias", ("mlp",)),
+    (r"Dense_1/kernel", ("mlp", "embed")),
+)
+
+# An fsdp shard is at least one float32 tile of a TPU (8 x 128): smaller ones cost more to gather than they save.
+MIN_SHARD_ELEMENTS = 8 * 128
+
+
+def start_processes() -> None:
+    """Joins the processes of one job: explicit VIT_JAX_* variables, else a cluster that JAX detects, else one process.
+
+    Raises:
+      UserError: a VIT_JAX_* variable is missing or is no number.
+    """
+    names = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
+    given = [name for name in names if name in os.environ]
+    if not given:
+        if any(name in os.environ for name in ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES")):
+            jax.distributed.initialize()
+        return
+    if len(given) < len(names):
+        raise UserError(
+            f"{', '.join(set(names) - set(given))} not set in the environment: set all of {', '.join(names)}"
+        )
+    try:
+        count, index = int(os.environ[names[1]]), int(os.environ[names[2]])
+    except ValueError:
+        raise UserError(f"{names[1]} and {names[2]} in the environment must be whole numbers: correct them") from None
+    jax.distributed.initialize(os.environ[names[0]], count, index, cluster_detection_method="deactivate")
+
+
+def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
+    """Builds the device mesh over `AXES`.
+
+    Args:
+      sizes: devices along each axis; one may be -1 and takes what remains.
+      devices: defaults to all devices of the job.
+
+    Raises:
+      UserError: the product of the sizes is not the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = [sizes[axis] for axis in AXES]
+    asked = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
+    if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
+        raise UserError(f"config.mesh has {asked}: sizes are positive, and at most one may be -1 (what remains)")
+    fixed = math.prod(size for size in shape if size != -1)
+    if -1 in shape and len(devices) % fixed == 0:
+        shape[shape.index(-1)] = len(devices) // fixed
+    if math.prod(shape) != len(devices):
+        raise UserError(
+            f"config.mesh asks for {asked} = {fixed} devices{' or a multiple' if -1 in shape else ''}, "
+            f"but there are {len(devices)}: change --config.mesh.data or the number of devices"
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def spec(*axes: str | None) -> PartitionSpec:
+    """Translates logical axes into a PartitionSpec; an unknown name raises ValueError."""
+    for axis in axes:
+        if axis is not None and axis not in RULES:
+            raise ValueError(f"unknown logical axis {axis!r}: known are {', '.join(RULES)}")
+    return PartitionSpec(*(RULES[axis] if axis else None for axis in axes))
+
+
+def constrain(x, *axes: str | None):
+    """Pins the sharding of an activation to its logical axes; does nothing outside of `jax.set_mesh`."""
+    wanted = spec(*axes)
+    if len(axes) != x.ndim:
+        raise ValueError(f"constrain needs one logical axis per dimension, got {axes} for shape {x.shape}")
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, wanted)
+
+
+def path_name(path) -> str:
+    """ "Transformer/encoder_norm/scale" for a key path of `jax.tree_util`."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+def leaf_spec(name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
+    """Where one leaf of parameters or optimizer state lives.
+
+    Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits the largest dimension that is still whole and that it
+    divides, unless the shards would be smaller than a tile.
+    """
+    axes: list = [None] * len(shape)
+    for pattern, logical in TENSOR_PARALLEL:
+        if mesh_shape["tensor"] > 1 and re.search(rf"(^|/){pattern}$", name) and len(shape) >= len(logical):
+            tail = spec(*logical)
+            axes[len(shape) - len(logical) :] = tail
+    fsdp, shards = mesh_shape["fsdp"], mesh_shape["tensor"] if any(axes) else 1
+    whole = [i for i, size in enumerate(shape) if axes[i] is None and size % fsdp == 0]
+    if fsdp > 1 and whole and math.prod(shape) // (fsdp * shards) >= MIN_SHARD_ELEMENTS:
+        axes[max(whole, key=lambda i: (shape[i], i))] = "fsdp"
+    return PartitionSpec(*axes)
+
+
+def param_specs(tree, mesh: Mesh):
+    """NamedShardings for a tree of parameters or a whole TrainState, leaf by leaf from path and shape."""
+
+    def place(path, leaf):
+        return NamedSharding(mesh, leaf_spec(path_name(path), leaf.shape, mesh.shape))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, spec("batch"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Rows of the global batch that this process feeds, in ascending order.
+
+    Where tensor parallelism spans processes, several processes feed the same rows: this is not batch_size divided by
+    the number of processes.
+
+    Raises:
+      UserError: the batch does not divide evenly over the devices.
+    """
+    shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    if batch_size % shards:
+        raise UserError(
+            f"batch_size={batch_size} is not divisible by the {shards} devices along {', '.join(RULES['batch'])}: "
+            f"use a multiple of {shards}"
+        )
+    slices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in slices]))
+
+
+def check_model(model, mesh: Mesh) -> None:
+    """Raises UserError when tensor parallelism does not divide the model."""
+    tensor = mesh.shape["tensor"]
+    for what in ("num_heads", "mlp_dim"):
+        if getattr(model, what) % tensor:
+            raise UserError(
+                f"config.mesh.tensor={tensor} does not divide the model's {what}={getattr(model, what)}: use a divisor"
+            )

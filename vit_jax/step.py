@@ -1,0 +1,133 @@
+"""One training step and one evaluation step, as pure functions."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import augment, losses
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that a checkpoint holds. `step` is the number of updates done."""
+
+    step: Any  # int32 []
+    params: Any
+    opt_state: Any
+    ema_params: Any  # like params, or {} without EMA
+    skipped_steps: Any  # int32 []: updates left out because loss or gradients were not finite
+
+
+def create_state(params, tx, ema_decay: float) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    ema = jax.tree.map(jnp.copy, params) if ema_decay else {}
+    return TrainState(zero, params, tx.init(params), ema, zero)
+
+
+def eval_params(state: TrainState):
+    """The parameters to evaluate: the averaged ones where the run averages."""
+    return state.ema_params or state.params
+
+
+def split_microbatches(batch, accum_steps: int):
+    """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; rows are dealt out so that each device keeps its own."""
+
+    def split(x):
+        return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
+
+    return jax.tree.map(split, batch)
+
+
+def ema_update(ema_params, params, decay: float, step):
+    """Polyak averaging; the decay grows as (1 + step) / (10 + step) so that the start is forgotten.
+
+    Source of the warm-up: tf.train.ExponentialMovingAverage with num_updates.
+    """
+    decay = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema_params, params)
+
+
+def make_train_step(
+    apply_fn: Callable,
+    tx: optax.GradientTransformation,
+    schedule: Callable,
+    *,
+    loss: str,
+    num_classes: int,
+    seed: int,
+    accum_steps: int = 1,
+    mixup: float = 0.0,
+    ema_decay: float = 0.0,
+) -> Callable:
+    """Builds train_step(state, batch) -> (state, metrics).
+
+    Args:
+      apply_fn: (params, image [b, H, W, 3] float32, dropout key) -> logits [b, classes].
+      tx: optimizer; clipping happens inside it, on the gradient of the whole batch.
+      schedule: learning rate by step, for the metrics.
+      loss: key of `losses.LOSSES`.
+      accum_steps: microbatches; the update equals that of one batch.
+      mixup: parameter of the Beta distribution; 0 is off.
+      ema_decay: 0 is off.
+
+    The batch holds `image` uint8 [batch, H, W, 3], `label` int32 [batch], `mask` float32 [batch] (0: does not count).
+    Randomness is a function of (seed, step, microbatch) only.
+    """
+    loss_fn = losses.LOSSES[loss]
+
+    def microbatch_loss(params, batch, key, count):
+        logits = apply_fn(params, batch["image"], key)
+        return jnp.sum(loss_fn(logits, batch["label"]) * batch["mask"]) / count
+
+    def loss_and_grads(params, batch, key):
+        count = jnp.maximum(batch["mask"].sum(), 1.0)
+        value_and_grad = jax.value_and_grad(microbatch_loss)
+        if accum_steps == 1:
+            return value_and_grad(params, batch, key, count)
+
+        def add(total, inputs):
+            microbatch, index = inputs
+            part = value_and_grad(params, microbatch, jax.random.fold_in(key, index), count)
+            return jax.tree.map(jnp.add, total, part), None
+
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        inputs = (split_microbatches(batch, accum_steps), jnp.arange(accum_steps))
+        return jax.lax.scan(add, zeros, inputs)[0]
+
+    def prepare(batch, key):
+        image, label, mask = augment.normalize(batch["image"]), batch["label"], batch["mask"]
+        label = jax.nn.one_hot(label, num_classes)
+        if mixup:
+            image, label, mask = augment.mixup(key, mixup, image, label, mask)
+        return dict(image=image, label=label, mask=mask)
+
+    def train_step(state: TrainState, batch) -> tuple[TrainState, dict]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        mix_key, dropout_key = jax.random.split(key)
+        value, grads = loss_and_grads(state.params, prepare(batch, mix_key), dropout_key)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = ema_update(state.ema_params, params, ema_decay, state.step) if ema_decay else {}
+        params, opt_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, ema),
+            (state.params, state.opt_state, state.ema_params),
+        )
+        skipped = state.skipped_steps + ~finite
+        metrics = {
+            "train/loss": value,
+            "train/lr": schedule(state.step),
+            "train/grad_norm": grad_norm,
+            "train/skipped_steps": skipped,
+        }
+        return TrainState(state.step + 1, params, opt_state, ema, skipped), metrics
+
+    return train_step

@@ -1,0 +1,43 @@
+"""What a run will be, in a few lines: `--dry_run` prints it, and every run logs its head."""
+
+import jax
+
+from vit_jax import layout, perf, sharding
+
+
+def schedule_line(config, schedule, total_steps: int) -> str:
+    """The learning rate at the turning points of the schedule."""
+    marks = sorted({0, config.warmup_steps, total_steps // 2, total_steps - config.cooldown_steps, total_steps})
+    return ", ".join(f"{mark}: {float(schedule(mark)):.3g}" for mark in marks)
+
+
+def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list[str]:
+    """Parameters, FLOPs, data, schedule, mesh.
+
+    Args:
+      params: ShapeDtypeStructs of the parameters.
+      facts: number of examples and classes of the training data.
+    """
+    batch, examples = config.data.batch_size, facts.num_examples
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    side = [model.stem_stride * patch for patch in model.patch_size]
+    forward = perf.model_flops(model)
+    run = 3 * forward * batch * total_steps
+    microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
+    return [
+        f"model       {config.model.variant}, {count:,} parameters, {model.grid[0]} x {model.grid[1]} patches of "
+        f"{side[0]} x {side[1]} pixels, {model.num_classes} classes",
+        f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; {run:.3g} for the run",
+        f"data        {config.data.name} {config.data.split}, {examples:,} examples, batch {batch}{microbatches}",
+        f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, {config.optim.name}, "
+        f"{config.optim.schedule}; learning rate by step {schedule_line(config.optim, schedule, total_steps)}",
+        f"mesh        {', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())}",
+    ]
+
+
+def sharding_lines(params, mesh) -> list[str]:
+    """Where the parameters live: one line for each that is split."""
+    specs = {name: leaf.spec for name, leaf in layout.flatten(sharding.param_specs(params, mesh)).items()}
+    split = {name: spec for name, spec in specs.items() if any(spec)}
+    lines = [f"shardings   {len(split)} of {len(specs)} parameters are split over devices, the others replicated"]
+    return lines + [f"  {name:<76} {spec}" for name, spec in split.items()]

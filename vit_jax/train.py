@@ -1,0 +1,376 @@
+"""Training, as a story: config -> mesh -> data -> model -> state -> loop -> evaluation -> checkpoint.
+
+python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--dry_run] [--debug]
+"""
+
+import argparse
+import dataclasses
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from vit_jax import (
+    checkpoint,
+    chips,
+    errors,
+    layout,
+    metrics,
+    optim,
+    perf,
+    pretrained,
+    sharding,
+    step,
+    summary,
+    workdir,
+)
+from vit_jax import config as configs
+from vit_jax.data import catalog
+from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.evaluators import classification
+from vit_jax.models import vit
+
+log = logging.getLogger("vit_jax.train")
+
+
+def due(number: int, every: int, total: int) -> bool:
+    """Whether something that happens every `every` steps, and at the end, happens after `number` updates."""
+    return number == total or (every > 0 and number % every == 0)
+
+
+# --- data: TensorFlow is imported here and not before -----------------------------------------------------------------
+
+
+def open_training_data(config):
+    """Opens the training split; returns (source, facts)."""
+    from vit_jax.data import sources
+
+    source = sources.open_source(config.data.name, config.data.split, config.data.data_dir)
+    return source, catalog.found(config, source)
+
+
+def training_batches(config, mesh, source, start: int, total_steps: int):
+    """Global batches on the mesh from step `start` on, and the pipeline behind them."""
+    from vit_jax.data import pipeline, to_device
+
+    size = config.data.batch_size
+    rows = sharding.local_rows(mesh, size)
+    host = pipeline.train_pipeline(config, source, rows, total_steps)
+    return to_device.to_device(host.batches(start), mesh, rows, size, config.data.prefetch), host
+
+
+def plan_steps(config, num_examples: int) -> int:
+    """The number of updates of the run."""
+    if not config.total_steps and not config.total_epochs:
+        raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
+    steps = config.total_steps or round(config.total_epochs * num_examples / config.data.batch_size)
+    if steps < 1:
+        raise UserError(
+            f"total_epochs={config.total_epochs} of {num_examples} examples is less than one batch of "
+            f"{config.data.batch_size}: train longer or use a smaller batch"
+        )
+    return steps
+
+
+# --- model and optimizer ----------------------------------------------------------------------------------------------
+
+
+def make_model(config, num_classes: int) -> vit.VisionTransformer:
+    """The model that `config.model` describes."""
+    sizes = ("width", "depth", "mlp_dim", "num_heads")  # 0: the variant's
+    fields = {key: value for key, value in config.model.items() if value or key not in sizes}
+    del fields["variant"], fields["num_classes"]
+    return vit.create(config.model.variant, num_classes, config.image_size, **fields)
+
+
+def make_optimizer(config, model, total_steps: int):
+    """(tx, schedule) of the run, with the config's mistakes as UserErrors."""
+    try:
+        return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
+    except ValueError as error:
+        raise UserError(f"config.optim: {error}: correct it") from error
+
+
+def make_train_step(config, model, tx, schedule) -> Callable:
+    """train_step(state, batch) of the run, not yet jitted."""
+
+    def apply_fn(params, image, key):
+        return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
+
+    return step.make_train_step(
+        apply_fn,
+        tx,
+        schedule,
+        loss=config.loss,
+        num_classes=model.num_classes,
+        seed=config.seed,
+        accum_steps=config.accum_steps,
+        mixup=config.mixup,
+        ema_decay=config.optim.ema_decay,
+    )
+
+
+# --- state: shapes first, then placed; nothing is ever whole on one device --------------------------------------------
+
+
+def init_state(config, model, tx) -> step.TrainState:
+    """A fresh state; traceable. The loop layout is initialised first, so that scan changes no number."""
+    params = model.clone(scan=False).init(jax.random.key(config.seed), jnp.zeros((1, *model.image_size, 3)))["params"]
+    params = layout.relayout(params, model.scan, jnp.stack)
+    return step.create_state(params, tx, config.optim.ema_decay)
+
+
+def abstract_state(config, model, tx, mesh) -> step.TrainState:
+    """Shapes, dtypes and shardings of the state, without memory."""
+    shapes = jax.eval_shape(lambda: init_state(config, model, tx))
+    place = sharding.param_specs(shapes, mesh)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place)
+
+
+def shardings(abstract):
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+
+def as_dict(state: step.TrainState) -> dict:
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainState] | None:
+    """The newest checkpoint of this workdir as (step, state), brought to this mesh and layer layout, or None."""
+
+    def saved_as(meta):
+        return as_dict(abstract_state(config, model.clone(scan=meta["model"]["scan"]), tx, mesh))
+
+    if (restored := checkpointer.restore(saved_as)) is None:
+        return None
+    number, state = restored
+    place = shardings(as_dict(abstract_state(config, model, tx, mesh)))
+    change = functools.partial(layout.relayout, scan=model.scan, stack=jnp.stack)
+    return number, step.TrainState(**jax.jit(change, out_shardings=place)(state))
+
+
+def pretrained_state(config, model, tx, abstract) -> step.TrainState:
+    """A state that starts from the weights of `config.init_from`, with a new head."""
+    weights = pretrained.read(config.init_from, image_size=config.image_size)
+    params = layout.relayout(pretrained.adapt(weights, model, new_head=True), model.scan, jnp.stack)
+    params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
+    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
+    return jax.jit(create, out_shardings=shardings(abstract))(params)
+
+
+def start_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainState]:
+    """Resumes the run if it has a checkpoint, else starts from `init_from`, else from the seed."""
+    if resumed := resumed_state(config, model, tx, mesh, checkpointer):
+        return resumed
+    abstract = abstract_state(config, model, tx, mesh)
+    if config.init_from:
+        return 0, pretrained_state(config, model, tx, abstract)
+    return 0, jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def open_evals(config, mesh, num_classes: int) -> dict[str, Callable[[], Iterator[dict]]]:
+    """For every entry of `config.evals` a function that yields its batches from the start."""
+    from vit_jax.data import pipeline, sources, to_device
+
+    def batches(host, rows, size):
+        return to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
+
+    opened = {}
+    for name, entry in config.evals.items():
+        data = entry.data
+        source = sources.open_source(data.name or config.data.name, data.split, data.data_dir or config.data.data_dir)
+        if source.num_classes > num_classes:
+            raise UserError(
+                f"evals.{name} has {source.num_classes} classes, but the model has {num_classes}: choose data that fits"
+            )
+        size = data.batch_size or config.data.batch_size
+        rows = sharding.local_rows(mesh, size)
+        host = pipeline.eval_pipeline(data, source, rows, size, config.image_size, config.data.on_corrupt)
+        opened[name] = functools.partial(batches, host, rows, size)
+    return opened
+
+
+def make_eval_step(config, model) -> Callable:
+    def apply_fn(params, image):
+        return model.apply({"params": params}, image)
+
+    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes))
+
+
+def run_evals(evals, eval_step, params, wanted: Callable[[str], bool]) -> dict[str, float]:
+    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now."""
+    scalars = {}
+    for name in filter(wanted, evals):
+        result = classification.evaluate(eval_step, params, evals[name]())
+        scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
+        log.info("eval %s: top1 %.4f, loss %.4f, %d examples", name, result["top1"], result["loss"], result["count"])
+    return scalars
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What stays the same while the loop runs."""
+
+    config: object
+    folder: epath.Path
+    total_steps: int
+    train_step: Callable
+    eval_step: Callable
+    evals: dict
+    checkpointer: checkpoint.Checkpointer
+    writer: metrics.MetricWriter
+    timer: perf.StepTimer
+    meta: dict
+
+    def loop(self, first: int, state: step.TrainState, batches, host) -> None:
+        """Updates until `total_steps`, with logging, evaluation and checkpoints at their own cadence."""
+        config, total = self.config, self.total_steps
+        profiler = perf.ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
+        bar = metrics.ProgressBar(total, first)
+        request = checkpoint.SaveRequest()
+        log.info("training from step %d", first)
+        try:
+            for number in range(first + 1, total + 1):
+                profiler.before_step(number)
+                state, step_metrics = self.train_step(state, self.timer.next_batch(batches))
+                bar.advance(number)
+                stop, scalars = request.due(number), {}
+                if stop or due(number, config.log_every, total):
+                    scalars |= fetch(number, step_metrics) | self.timer.report() | {"data/skipped": len(host.bad)}
+                    bar.report(number, scalars)
+                saving = stop or due(number, config.checkpoint.every, total)
+                scalars |= self.evaluate(number, state, saving)
+                if saving:
+                    scalars["checkpoint/stall_s"] = self.save(number, state, step_metrics, scalars)
+                self.writer.write(number, scalars)
+                if stop and number < total:
+                    self.checkpointer.wait()
+                    log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
+                    raise Preempted
+            self.checkpointer.wait()
+        finally:
+            profiler.stop()
+            bar.close()
+        log.info("done: %d steps, results in %s", total, self.folder)
+
+    def evaluate(self, number: int, state: step.TrainState, saving: bool) -> dict[str, float]:
+        """Runs what is due; a checkpoint that is ranked by a metric has it measured."""
+        ranked = self.config.checkpoint.keep_best
+
+        def wanted(name):
+            every = self.config.evals[name].every
+            return due(number, every, self.total_steps) or (saving and ranked.startswith(f"eval/{name}/"))
+
+        scalars = run_evals(self.evals, self.eval_step, step.eval_params(state), wanted)
+        if scalars:
+            self.timer.reset()
+        return scalars
+
+    def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> float:
+        """Saves a state that is known to be sound; returns the seconds that the loop was held up."""
+        fetch(number, step_metrics)
+        stall = self.checkpointer.save(number, as_dict(state), self.meta, scalars)
+        self.timer.reset()
+        return stall
+
+
+def fetch(number: int, step_metrics: dict) -> dict[str, float]:
+    """Waits for the metrics of a step.
+
+    Raises:
+      NegativeResult: an update up to now was not finite; it was left out, so the saved states are sound.
+    """
+    scalars = {name: value.item() for name, value in jax.device_get(step_metrics).items()}
+    if scalars["train/skipped_steps"]:
+        raise NegativeResult(
+            f"loss or gradients were not finite in {scalars['train/skipped_steps']} updates up to step {number} "
+            f"(loss there: {scalars['train/loss']}): earlier checkpoints are intact; lower optim.lr, set "
+            "optim.grad_clip_norm, or look at the data"
+        )
+    return scalars
+
+
+def train(config, folder: epath.Path) -> None:
+    """The whole of a run."""
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.local_rows(mesh, config.data.batch_size // config.accum_steps)  # microbatches must divide, too
+    source, facts = open_training_data(config)
+    total_steps = plan_steps(config, facts.num_examples)
+    model = make_model(config, facts.num_classes)
+    sharding.check_model(model, mesh)
+    tx, schedule = make_optimizer(config, model, total_steps)
+    evals = open_evals(config, mesh, facts.num_classes)
+    workdir.claim(folder, config)
+    for line in summary.head(config, model, pretrained.abstract_params(model), facts, total_steps, schedule, mesh):
+        log.info(line)
+
+    peak = chips.peak_flops(jax.devices()[0].device_kind)
+    timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak and peak * jax.device_count())
+    train_step = jax.jit(make_train_step(config, model, tx, schedule), donate_argnums=0)
+    eval_step = make_eval_step(config, model)
+    meta = dict(config=configs.to_json(config), model=vit.fields(model), class_names=facts.class_names)
+    with (
+        jax.set_mesh(mesh),
+        checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,
+    ):
+        first, state = start_state(config, model, tx, mesh, checkpointer)
+        batches, host = training_batches(config, mesh, source, first, total_steps)
+        with metrics.MetricWriter(folder, first) as writer:
+            run = Run(config, folder, total_steps, train_step, eval_step, evals, checkpointer, writer, timer, meta)
+            run.loop(first, state, batches, host)
+
+
+def dry_run(config) -> None:
+    """Prints what a run would be, from shapes alone."""
+    facts = catalog.declared(config)
+    total_steps = plan_steps(config, facts.num_examples)
+    model = make_model(config, facts.num_classes)
+    _, schedule = make_optimizer(config, model, total_steps)
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.check_model(model, mesh)
+    params = layout.relayout(pretrained.abstract_params(model), False, None)
+    for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
+        print(line)
+    print("\n".join(summary.sharding_lines(params, mesh)))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
+    )
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="where the run writes, local or gs://; holds one run, which continues"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print parameters, FLOPs, shardings and schedule, and stop"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args, overrides = parser.parse_known_args(argv)
+
+    def work():
+        config = configs.load(args.config, overrides)
+        if args.dry_run:
+            return dry_run(config)
+        if not args.workdir:
+            raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
+        sharding.start_processes()
+        folder = workdir.make(args.workdir)
+        metrics.start_logging(folder)
+        return train(config, folder)
+
+    return errors.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

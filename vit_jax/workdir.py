@@ -1,0 +1,82 @@
+"""The folder of a run: it can be written, and it belongs to one config."""
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import jax
+from etils import epath
+
+import vit_jax
+from vit_jax import config as configs
+from vit_jax.errors import UserError, storage_error
+
+# A run may be continued with other values of these, and of nothing else.
+CONTINUABLE = re.compile(
+    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|model\.(remat|scan)"
+    r"|data\.(data_dir|on_corrupt|threads|prefetch)"
+)
+
+
+def make(path: str) -> epath.Path:
+    """Creates the workdir and proves that it can be written.
+
+    Raises:
+      UserError: it can't.
+    """
+    workdir = epath.Path(path).expanduser()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".write_test_{jax.process_index()}"
+        probe.write_text("ok")
+        probe.unlink()
+    except OSError as error:
+        cause = storage_error(error) or error
+        raise UserError(f"--workdir={path} can't be written ({cause.strerror}): choose another folder") from error
+    return workdir
+
+
+def differences(config, saved: Mapping) -> list[str]:
+    """Lines "key: saved -> now" for the keys that forbid to continue the saved run."""
+    now, before = dict(configs.flatten(config)), dict(configs.flatten(saved))
+    keys = sorted(key for key in now.keys() | before.keys() if not CONTINUABLE.fullmatch(key))
+
+    def show(values, key):
+        return repr(values[key]) if key in values else "(unset)"
+
+    return [f"{key}: {show(before, key)} -> {show(now, key)}" for key in keys if show(before, key) != show(now, key)]
+
+
+def commit() -> str:
+    """The git commit of the code, or "" outside of a checkout."""
+    folder = epath.resource_path("vit_jax").parent
+    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def claim(workdir: epath.Path, config) -> None:
+    """Writes config.json, or refuses a workdir that holds another run.
+
+    Raises:
+      UserError: it names the keys that differ.
+    """
+    path = workdir / "config.json"
+    if path.exists():
+        try:
+            saved = json.loads(path.read_text())["config"]
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
+        if different := differences(config, saved):
+            raise UserError(
+                f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
+                "choose another --workdir, or undo these differences"
+            )
+    versions = dict(vit_jax=vit_jax.__version__, jax=jax.__version__, python=platform.python_version())
+    record = dict(config=configs.to_json(config), versions=versions, commit=commit(), command=sys.argv)
+    if jax.process_index() == 0:
+        fresh = workdir / "config.json.tmp"
+        fresh.write_text(json.dumps(record, indent=2) + "\n")
+        fresh.replace(path)
