@@ -9,12 +9,11 @@ import ml_collections
 def get_config():
     """A 4-block, 96-wide ViT with patches of 4 on images of 24 x 24 pixels."""
     config = ml_collections.ConfigDict()
-    config.total_epochs = 45
+    config.total_epochs = 40
     config.image_size = 24
     config.log_every = 20
-    config.mixup = 0.2
-    config.model = dict(variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="gap", posemb="learn")
-    config.data = dict(name="digits", split="train", batch_size=128, crop="inception", area_min=0.5, flip=False)
+    config.model = dict(variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="tok", posemb="learn")
+    config.data = dict(name="digits", split="train", batch_size=128, crop="inception", area_min=0.8, flip=False)
     config.optim = dict(name="adam", lr=2e-3, schedule="cosine", warmup_steps=50, wd=0.05, grad_clip_norm=1.0)
     config.evals = dict(val=dict(every=84, data=dict(split="val")))
     config.checkpoint = dict(every=84, keep_last=1)

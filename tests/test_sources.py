@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 
+import ml_collections
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +14,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vit_jax.data import images, sources, splits
+from vit_jax.data import images, pipeline, sources, splits
 from vit_jax.errors import UserError
 
 FORMATS = ("tfrecord", "array_record")
@@ -35,6 +36,7 @@ def prepare_cifar10(data_dir, file_format: str):
 
     tfds.disable_progress_bar()
     builder = tfds.builder("cifar10", data_dir=data_dir, file_format=file_format)
+    builder.info.features["label"].names = NAMES  # TFDS takes them from the download
     builder._split_generators = lambda dl_manager: dict(train=examples(TRAIN, 0), test=examples(TEST, 1000))
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
     return builder
@@ -53,7 +55,7 @@ def write_tfds(data_dir, name: str, features: dict, examples: list, supervised_k
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=4)
     writer.initialize_splits(["train"])
     writer.add_examples({"train": examples})
-    writer.close_splits()
+    writer.close_splits(["train"])
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -137,6 +139,17 @@ def test_tfds_is_read_in_any_order_and_by_numpy_integers(cifar10):
     forward = [source.read(i) for i in range(TRAIN)]
     order = np.random.default_rng(1).permutation(TRAIN)
     assert [source.read(i) for i in order] == [forward[i] for i in order]
+
+
+def test_tfds_records_are_the_same_inside_of_the_pipeline(cifar10):
+    """There the records are read by several threads and parsed in a graph."""
+    builder, data_dir = cifar10
+    source = sources.open_source("cifar10", "train+test", str(data_dir))
+    data = ml_collections.ConfigDict(dict(crop="resize"))
+    batches = list(pipeline.eval_pipeline(data, source, np.arange(20), 20, 32, "error").batches())
+    pictures, labels = by_tfds(builder, "train+test")
+    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), pictures)
+    assert np.concatenate([batch["label"] for batch in batches]).tolist() == labels
 
 
 def test_tfds_data_without_code_is_opened_by_its_files(tmp_path, no_network):

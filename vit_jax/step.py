@@ -110,7 +110,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         mix_key, dropout_key = jax.random.split(key)
         value, grads = loss_and_grads(state.params, prepare(batch, mix_key), dropout_key)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)

@@ -7,7 +7,14 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from vit_jax.data import ops
+from vit_jax.data import ops, randaug
+
+
+def piece(encoded, position: int, count: int):
+    """Bytes of a string, from its end where `position` is negative; fewer where it is too short, and never an error:
+    TensorFlow's would quote the string, and Python fails to read a message with bytes that are no text."""
+    length = tf.strings.length(encoded)
+    return tf.strings.substr(encoded, tf.clip_by_value(position, -length, length), count)
 
 
 def pillow_decode(encoded: bytes) -> np.ndarray:
@@ -21,7 +28,7 @@ def decode(encoded):
     Pillow reads BMP and WebP: TensorFlow 2.21 takes the palette indices of a BMP for grey values, refuses a WebP with
     alpha, and an animated one corrupts its memory.
     """
-    by_pillow = (tf.strings.substr(encoded, 0, 2) == b"BM") | (tf.strings.substr(encoded, 8, 4) == b"WEBP")
+    by_pillow = (piece(encoded, 0, 2) == b"BM") | (piece(encoded, 8, 4) == b"WEBP")
     image = tf.cond(
         by_pillow,
         lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False),
@@ -43,23 +50,25 @@ def decode_inception_crop(encoded, size: int, seed, area):
         begin, extent = ops.inception_box(tf.shape(image), seed, area)
         return tf.slice(image, begin, [extent[0], extent[1], -1])
 
-    starts, ends = tf.strings.substr(encoded, 0, 3), tf.strings.substr(encoded, -2, 2)
-    is_whole_jpeg = (starts == b"\xff\xd8\xff") & (ends == b"\xff\xd9")
+    is_whole_jpeg = (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
     return ops.resize(tf.ensure_shape(tf.cond(is_whole_jpeg, partial, whole), [None, None, 3]), size)
 
 
 def train_image(data, size: int) -> Callable:
-    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.flip`."""
+    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop`, `data.flip` and `data.randaug_*`."""
 
     def image(encoded, seed):
-        crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
+        crop_seed, flip_seed, randaug_seed = tf.unstack(tf.random.split(seed, 3))
         if data.crop == "inception":
             out = decode_inception_crop(encoded, size, crop_seed, (data.area_min, 1.0))
         elif data.crop == "random":
             out = ops.random_crop(ops.resize(decode(encoded), round(size * 8 / 7)), size, crop_seed)
         else:
             out = ops.resize(decode(encoded), size)
-        return ops.flip_lr(out, flip_seed) if data.flip else out
+        out = ops.flip_lr(out, flip_seed) if data.flip else out
+        if data.randaug_layers:
+            out = randaug.randaugment(out, data.randaug_layers, data.randaug_magnitude, randaug_seed)
+        return out
 
     return image
 

@@ -28,7 +28,7 @@ def train_ids(num_examples: int, batch_size: int, rows: np.ndarray, seed: int) -
     """
 
     def shuffle_key(epoch):
-        # RandomIndexShuffle uses the low bits of its key only (8 up to 65,536 examples): spread seed and epoch over all.
+        # RandomIndexShuffle uses few bits of each number of its key (8 up to 65,536 examples): fill all of them.
         key = tf.random.fold_in(tf.constant([seed, SHUFFLE_SALT], tf.int32), epoch)
         return tf.random.stateless_uniform([3], key, minval=None, maxval=None, dtype=tf.int64)
 

@@ -1,0 +1,63 @@
+"""Eight fake CPU devices for every test, and golden data."""
+
+import json
+import os
+import pathlib
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+import numpy as np
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def golden(name: str) -> tuple[dict[str, np.ndarray], dict]:
+    """Arrays and config of one file made with the published implementations."""
+    with np.load(GOLDEN / f"{name}.npz", allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    return arrays, json.loads(str(arrays.pop("config")))
+
+
+def below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:
+    """The entries under `prefix/`, without it."""
+    return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items() if key.startswith(f"{prefix}/")}
+
+
+TINY = """
+import ml_collections
+
+def get_config(arg=""):
+    config = ml_collections.ConfigDict()
+    config.total_steps = 12
+    config.image_size = 8
+    config.log_every = 1
+    config.model = dict(variant="Ti/4", width=32, depth=2, mlp_dim=64, num_heads=4, pool="gap")
+    config.data = dict(name="digits", batch_size=64, crop="inception", area_min=0.5)
+    config.optim = dict(lr=1e-3, warmup_steps=2, grad_clip_norm=1.0)
+    config.evals = dict(val=dict(every=6, data=dict(split="val")))
+    config.checkpoint = dict(every=4)
+    return config
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path) -> str:
+    """A config file that trains a tiny model on digits for 12 steps."""
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    return str(path)
+
+
+def metric_lines(workdir) -> list[dict]:
+    return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def last_error(capsys) -> str:
+    """The last line on stderr, which must be the one-line error of the interface."""
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines and lines[-1].startswith("error: "), lines
+    assert not any(line.startswith("Traceback") for line in lines), lines
+    return lines[-1]

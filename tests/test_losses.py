@@ -1,0 +1,51 @@
+"""Losses and mixup against the published implementations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import golden
+
+from vit_jax import augment, losses
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("case", ["small", "wide"])
+@pytest.mark.parametrize("kind", ["onehot", "multihot", "soft"])
+def test_losses_equal_big_vision(name, case, kind):
+    arrays, _ = golden("losses")
+    logits, labels = arrays[f"{case}/logits"], arrays[f"{case}/labels_{kind}"]
+    truth = arrays[f"{case}/{name}/{kind}/per_example"]
+    np.testing.assert_allclose(losses.LOSSES[name](logits, labels), truth, rtol=1e-5)
+    grad = jax.grad(lambda x: losses.LOSSES[name](x, labels).mean())(jnp.asarray(logits))
+    np.testing.assert_allclose(grad, arrays[f"{case}/{name}/{kind}/grad_mean"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", golden("mixup")[1]["cases"], ids=lambda case: f"p{case['p']}")
+def test_mixing_equals_big_vision(case):
+    arrays, config = golden("mixup")
+    name = f"mixup_{config['cases'].index(case)}"
+    for what in ("images", "labels"):
+        mixed = augment.mix(arrays[f"{name}/{what}"], case["lam"])
+        np.testing.assert_allclose(mixed, arrays[f"{name}/mixed_{what}"], atol=1e-6)
+
+
+def test_mixup_draws_one_lambda_of_at_least_a_half_and_drops_pairs_with_padding():
+    image, label = jnp.eye(4)[:, None, None, :] * jnp.ones((4, 2, 2, 4)), jnp.eye(4)
+    mask = jnp.array([1.0, 1.0, 0.0, 1.0])
+    lams = []
+    for seed in range(200):
+        mixed, mixed_label, mixed_mask = augment.mixup(jax.random.key(seed), 0.2, image, label, mask)
+        lam = mixed_label[0, 0]
+        np.testing.assert_allclose(mixed_label, lam * label + (1 - lam) * jnp.roll(label, 1, axis=0), atol=1e-6)
+        np.testing.assert_allclose(mixed[:, 0, 0], mixed_label, atol=1e-6)
+        np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0])
+        lams.append(float(lam))
+    assert min(lams) >= 0.5
+    # Beta(0.2, 0.2) puts 0.74 of its mass within 0.1 of the ends; max(lam, 1 - lam) keeps that.
+    assert 0.64 <= np.mean(np.array(lams) > 0.9) <= 0.84
+
+
+def test_normalisation_maps_bytes_to_minus_one_to_one():
+    values = augment.normalize(jnp.array([0, 127, 255], jnp.uint8))
+    np.testing.assert_allclose(values, [-1.0, 127 / 127.5 - 1, 1.0], atol=1e-7)

@@ -1,0 +1,185 @@
+"""Image operations give the pixels that big_vision and vision_transformer publish, and chance has the right odds."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import golden
+
+from vit_jax.data import ops
+
+BIG_VISION, CONFIG = golden("pp_bigvision")
+VIT_JAX, _ = golden("pp_vitjax")
+CASES = {case["key"]: case for case in CONFIG["cases"]}
+
+
+def normalised(image):
+    return ops.value_range(image, -1, 1)
+
+
+# big_vision's preprocessing strings, and the same by our functions.
+OURS = {
+    "resize(48)": lambda image: ops.resize(image, 48),
+    "resize((40, 56))": lambda image: ops.resize(image, (40, 56)),
+    "resize(48, antialias=True)": lambda image: ops.resize(image, 48, antialias=True),
+    'resize(48, method="bicubic")': lambda image: ops.resize(image, 48, "bicubic"),
+    'resize(48, method="bicubic", antialias=True)': lambda image: ops.resize(image, 48, "bicubic", True),
+    'resize(48, method="area")': lambda image: ops.resize(image, 48, "area"),
+    'resize(48, method="lanczos3", antialias=True)': lambda image: ops.resize(image, 48, "lanczos3", True),
+    "resize(48) on float32 image": lambda image: ops.resize(tf.cast(image, tf.float32), 48),
+    "resize_small(64)": lambda image: ops.resize_small(image, 64),
+    "resize_small(24)": lambda image: ops.resize_small(image, 24),
+    'resize_small(64, method="bilinear")': lambda image: ops.resize_small(image, 64, "bilinear"),
+    'resize_small(24, method="bilinear", antialias=True)': lambda image: ops.resize_small(image, 24, "bilinear", True),
+    'resize_small(24, method="lanczos3", antialias=True)': lambda image: ops.resize_small(image, 24, "lanczos3", True),
+    "central_crop(24)": lambda image: ops.central_crop(image, 24),
+    "central_crop((20, 31))": lambda image: ops.central_crop(image, (20, 31)),
+    "value_range(-1, 1)": lambda image: ops.value_range(image, -1, 1),
+    "value_range(0, 1)": lambda image: ops.value_range(image, 0, 1),
+    "resize_small(64)|central_crop(56)|value_range(-1, 1)": lambda image: normalised(
+        ops.central_crop(ops.resize_small(image, 64), 56)
+    ),
+    "resize(48)|value_range(-1, 1)": lambda image: normalised(ops.resize(image, 48)),
+}
+
+
+def assert_as_published(found, wanted, float_tolerance=1e-5):
+    """Floats in [-1, 1] within 1e-5. uint8 within one level, in few places: where the last bit decides a truncation."""
+    found = found.numpy()
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    difference = np.abs(found.astype(np.float64) - wanted)
+    if wanted.dtype == np.uint8:
+        assert difference.max() <= 1 and (difference > 0).mean() < 0.02
+    else:
+        assert difference.max() <= float_tolerance
+
+
+@pytest.mark.parametrize("op", OURS)
+def test_as_published_by_big_vision(op):
+    cases = [case for case in CASES.values() if case["op"] == op]
+    assert cases
+    for case in cases:
+        # A float image keeps its scale of 0 to 255, where the same relative error is a hundred times larger.
+        tolerance = 1e-3 if op.endswith("on float32 image") else 1e-5
+        found = OURS[op](tf.constant(BIG_VISION[f"img/{case['image']}"]))
+        assert_as_published(found, BIG_VISION[case["key"]], tolerance)
+
+
+def test_every_published_case_is_used_or_has_no_function_here():
+    without = ("resize_long(64)", "central_crop()", "value_range(-1, 1, 20, 200, True)", "vgg_value_range")
+    left = {case["op"] for case in CASES.values()} - set(OURS) - set(without)
+    assert all(op.startswith("inception_crop") for op in left)
+
+
+def test_value_range_of_another_input_range():
+    image = BIG_VISION["img/c"]
+    wanted = BIG_VISION["out/18/c"]  # big_vision's also clips, so compare where nothing is to clip
+    inside = (image >= 20) & (image <= 200)
+    found = ops.value_range(tf.constant(image), -1, 1, 20, 200).numpy()
+    assert inside.any() and not inside.all()
+    np.testing.assert_allclose(found[inside], wanted[inside], atol=1e-5)
+
+
+def test_overshoot_of_bicubic_is_clipped():
+    image = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))[:, :, None].astype(np.uint8)  # a chessboard
+    free = tf.image.resize(tf.cast(image, tf.float32), (40, 40), "bicubic").numpy()
+    assert free.min() < -5 and free.max() > 260
+    found = ops.resize(tf.constant(image), 40, "bicubic").numpy()
+    np.testing.assert_array_equal(found, np.clip(free, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_inception_crop_of_a_given_box(monkeypatch, number):
+    (case,) = (case for key, case in CASES.items() if key.startswith(f"out/inception_fixed_{number}"))
+    top, left, height, width = case["box"]
+    image = tf.constant(BIG_VISION[f"img/{case['image']}"])
+    if case["antialias"]:
+        found = ops.resize(image[top : top + height, left : left + width], case["size"], antialias=True)
+    else:
+        box = tf.constant([top, left, 0]), tf.constant([height, width, -1])
+        monkeypatch.setattr(ops, "inception_box", lambda shape, seed, area: box)
+        found = ops.inception_crop(image, case["size"], tf.constant([0, 0]))
+    assert_as_published(found, BIG_VISION[case["key"]])
+
+
+@pytest.mark.parametrize("name", "abcd")
+def test_as_published_by_vision_transformer_evaluation(name):
+    image = tf.cast(VIT_JAX[f"img/{name}"], tf.float32)
+    assert_as_published(normalised(ops.resize(image, 48)), VIT_JAX[f"get_data/48/{name}"])
+
+
+@pytest.mark.parametrize("name", "abd")
+def test_as_published_by_vision_transformer_preprocess(name):
+    image = tf.constant(VIT_JAX[f"img/{name}"])
+    levels = 2 / 255 + 1e-5  # one level of uint8, as above
+    assert_as_published(normalised(ops.resize(image, 48)), VIT_JAX[f"preprocess_images/48_False/{name}"], levels)
+    cropped = ops.central_crop(ops.resize_small(image, 48, "bilinear"), 48)
+    assert_as_published(normalised(cropped), VIT_JAX[f"preprocess_images/48_True/{name}"], levels)
+
+
+# --- chance -----------------------------------------------------------------------------------------------------------
+
+SEEDS = tf.constant(np.random.default_rng(0).integers(-(2**31), 2**31, (2000, 2)), tf.int32)
+
+
+def coordinates(height: int, width: int):
+    """An image whose channels are its row and column numbers."""
+    return tf.cast(tf.stack(tf.meshgrid(tf.range(height), tf.range(width), indexing="ij"), axis=-1), tf.float32)
+
+
+def boxes(height: int, width: int, area) -> np.ndarray:
+    """(top, left, height, width) of the crops of all SEEDS, recovered from their pixels.
+
+    Half-pixel bilinear resizing to 2 x 2 reads rows top + h / 4 - 1 / 2 and top + 3 h / 4 - 1 / 2.
+    """
+    image = coordinates(height, width)
+    crops = tf.function(lambda: tf.map_fn(lambda s: ops.inception_crop(image, 2, s, area), SEEDS, tf.float32))().numpy()
+    low, high = crops[:, 0, 0], crops[:, 1, 1]
+    size = 2 * (high - low)
+    return np.round(np.concatenate([low - size / 4 + 0.5, size], axis=1), 3)
+
+
+@pytest.mark.parametrize(
+    "height, width, low, high", [(300, 400, 0.05, 1.0), (400, 300, 0.05, 1.0), (240, 240, 0.3, 0.6)]
+)
+def test_inception_boxes_are_in_range(height, width, low, high):
+    top, left, h, w = boxes(height, width, (low, high)).T
+    for values in (top, left, h, w):
+        np.testing.assert_allclose(values, np.round(values), atol=0.02)  # whole pixels
+    assert top.min() >= 0 and left.min() >= 0 and (top + h).max() <= height and (left + w).max() <= width
+    share = h * w / (height * width)
+    # Sides are rounded to pixels, by which a side of n changes by 1 / n: here less than 1 / 50.
+    assert share.min() > low * 0.96 and share.max() < high * 1.04
+    assert (w / h).min() > 3 / 4 * 0.96 and (w / h).max() < 4 / 3 * 1.04
+    # All of the allowed range is used, and no corner is preferred.
+    assert share.min() < low + 0.05 * (high - low) and share.max() > low + 0.9 * (high - low)
+    assert (w / h).min() < 0.78 and (w / h).max() > 1.28
+    for start, extent, side in ((top, h, height), (left, w, width)):
+        free = side - extent > 8
+        where = start[free] / (side - extent[free])
+        assert abs(where.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(where))
+
+
+def test_inception_crop_is_a_function_of_its_seed():
+    image = coordinates(50, 60)
+    one, same, other = (ops.inception_crop(image, (8, 12), tf.constant(seed)) for seed in ([3, 4], [3, 4], [3, 5]))
+    assert one.shape == (8, 12, 2)
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1
+
+
+def test_flip_mirrors_half_of_the_images():
+    image = coordinates(2, 3)
+    out = tf.function(lambda: tf.map_fn(lambda seed: ops.flip_lr(image, seed), SEEDS, tf.float32))().numpy()
+    flipped = out[:, 0, 0, 1] == 2
+    np.testing.assert_array_equal(out, np.where(flipped[:, None, None, None], image[:, ::-1], image))
+    assert abs(flipped.mean() - 0.5) < 4 * np.sqrt(0.25 / len(SEEDS))
+
+
+def test_random_crop_takes_every_window_equally_often():
+    image = tf.cast(coordinates(6, 9), tf.uint8)
+    out = tf.function(lambda: tf.map_fn(lambda seed: ops.random_crop(image, (4, 6), seed), SEEDS, tf.uint8))().numpy()
+    top, left = out[:, 0, 0].T.astype(int)
+    windows = np.stack([image[y : y + 4, x : x + 6] for y, x in zip(top, left, strict=True)])
+    np.testing.assert_array_equal(out, windows)
+    counts = np.histogram2d(top, left, bins=[range(4), range(5)])[0]  # 3 x 4 windows
+    assert np.abs(counts - len(SEEDS) / 12).max() < 4 * np.sqrt(len(SEEDS) / 12)
