@@ -26,8 +26,10 @@ CORE = [
     "rich>=13.0",
     "matplotlib>=3.9",
     "scikit-learn>=1.5",
+    "scipy>=1.13",
+    "pillow>=10.0",
 ]
-TEST = ["pytest>=8.0", "pillow>=10.0"]
+TEST = ["pytest>=8.0"]
 PLAN = ["libtpu>=0.0.40"]
 
 setuptools.setup(

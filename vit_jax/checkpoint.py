@@ -30,7 +30,7 @@ class Checkpointer:
         if config.keep_every:
             keep.append(policies.EveryNSteps(config.keep_every))
         if config.keep_best:
-            keep.append(policies.BestN(worth, n=1, keep_checkpoints_without_metrics=False))
+            keep.append(policies.BestN(get_metric_fn=worth, n=1, keep_checkpoints_without_metrics=False))
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(keep),
             save_decision_policy=policies.FixedIntervalPolicy(1),
@@ -67,20 +67,33 @@ class Checkpointer:
           UserError: there are checkpoints and none can be read, or they hold another architecture.
         """
         steps = sorted(self.manager.all_steps(), reverse=True)
-        for step in steps:
+        for number, step in enumerate(steps):
             try:
                 meta = read_meta(self.manager.directory / str(step))
                 abstract = make_abstract(meta)
                 items = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-                return step, items["state"]
             except Exception as error:
                 log.warning("checkpoint %s can't be read and is passed over: %s", step, one_line(error)[:300])
+                continue
+            self.set_aside(steps[:number])
+            return step, items["state"]
         if steps:
             raise UserError(
                 f"none of the {len(steps)} checkpoints in {self.manager.directory} can be read (see the lines above): "
                 "restore the folder from a copy, or choose another --workdir"
             )
         return None
+
+    def set_aside(self, steps: list[int]) -> None:
+        """Renames unreadable checkpoints to damaged_STEP, so that these steps can be saved again."""
+        if jax.process_index() == 0:
+            for step in steps:
+                damaged = self.manager.directory / f"damaged_{step}"
+                if damaged.exists():
+                    damaged.rmtree()
+                (self.manager.directory / str(step)).rename(damaged)
+        if steps:
+            self.manager.reload()
 
     def wait(self) -> None:
         """Returns when the last save is on disk."""

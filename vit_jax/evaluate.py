@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     def work():
         config = configs.load(args.config, overrides)
         sharding.start_processes()
-        metrics.start_logging(None)
-        scalars = evaluate(config)
+        with metrics.logging_to(None):
+            scalars = evaluate(config)
         text = json.dumps(scalars, indent=2)
         print(text)
         if args.json and jax.process_index() == 0:

@@ -1,5 +1,6 @@
 """What a run tells: metrics.jsonl, TensorBoard events by clu, log.txt, and a progress bar."""
 
+import contextlib
 import json
 import logging
 import math
@@ -13,20 +14,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 log = logging.getLogger(__name__)
 
 
-def start_logging(workdir: epath.Path | None) -> None:
+@contextlib.contextmanager
+def logging_to(workdir: epath.Path | None):
     """Sends the project's log to stderr and, from the leading process, to log.txt in `workdir` if there is one."""
     root = logging.getLogger("vit_jax")
     root.setLevel(logging.INFO)
     root.propagate = False
-    root.handlers.clear()
     form = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
-    streams = [sys.stderr]
-    if workdir is not None and jax.process_index() == 0:
-        streams.append((workdir / "log.txt").open("a"))
-    for stream in streams:
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(form)
-        root.addHandler(handler)
+    with contextlib.ExitStack() as stack:
+        streams = [sys.stderr]
+        if workdir is not None and jax.process_index() == 0:
+            streams.append(stack.enter_context((workdir / "log.txt").open("a")))
+        root.handlers[:] = [logging.StreamHandler(stream) for stream in streams]
+        for handler in root.handlers:
+            handler.setFormatter(form)
+        yield
+        root.handlers[:] = root.handlers[:1]
 
 
 def read_lines(path: epath.Path) -> list[dict]:
@@ -65,7 +68,7 @@ class MetricWriter:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line per step: call once, with everything that the step measured."""
-        if not self.leads or not scalars:
+        if not self.leads:
             return
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **scalars}) + "\n")

@@ -237,7 +237,7 @@ class Run:
         config, total = self.config, self.total_steps
         profiler = perf.ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
         bar = metrics.ProgressBar(total, first)
-        request = checkpoint.SaveRequest()
+        request, stalls = checkpoint.SaveRequest(), {}
         log.info("training from step %d", first)
         try:
             for number in range(first + 1, total + 1):
@@ -250,9 +250,11 @@ class Run:
                     bar.report(number, scalars)
                 saving = stop or due(number, config.checkpoint.every, total)
                 scalars |= self.evaluate(number, state, saving)
+                if scalars:  # written before the save: a kill between them loses no line
+                    self.writer.write(number, scalars | stalls)
+                    stalls = {}
                 if saving:
-                    scalars["checkpoint/stall_s"] = self.save(number, state, step_metrics, scalars)
-                self.writer.write(number, scalars)
+                    stalls = self.save(number, state, step_metrics, scalars)
                 if stop and number < total:
                     self.checkpointer.wait()
                     log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
@@ -276,12 +278,12 @@ class Run:
             self.timer.reset()
         return scalars
 
-    def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> float:
-        """Saves a state that is known to be sound; returns the seconds that the loop was held up."""
+    def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
+        """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
         fetch(number, step_metrics)
         stall = self.checkpointer.save(number, as_dict(state), self.meta, scalars)
         self.timer.reset()
-        return stall
+        return {"checkpoint/stall_s": stall}
 
 
 def fetch(number: int, step_metrics: dict) -> dict[str, float]:
@@ -310,7 +312,7 @@ def train(config, folder: epath.Path) -> None:
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
     evals = open_evals(config, mesh, facts.num_classes)
-    workdir.claim(folder, config)
+    workdir.check(folder, config)
     for line in summary.head(config, model, pretrained.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
@@ -324,6 +326,7 @@ def train(config, folder: epath.Path) -> None:
         checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,
     ):
         first, state = start_state(config, model, tx, mesh, checkpointer)
+        workdir.claim(folder, config)
         batches, host = training_batches(config, mesh, source, first, total_steps)
         with metrics.MetricWriter(folder, first) as writer:
             run = Run(config, folder, total_steps, train_step, eval_step, evals, checkpointer, writer, timer, meta)
@@ -366,8 +369,8 @@ def main(argv: list[str]) -> int:
             raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
         sharding.start_processes()
         folder = workdir.make(args.workdir)
-        metrics.start_logging(folder)
-        return train(config, folder)
+        with metrics.logging_to(folder):
+            train(config, folder)
 
     return errors.run(work, args.debug)
 

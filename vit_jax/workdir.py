@@ -57,26 +57,31 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def claim(workdir: epath.Path, config) -> None:
-    """Writes config.json, or refuses a workdir that holds another run.
+def check(workdir: epath.Path, config) -> None:
+    """Refuses a workdir that holds another run.
 
     Raises:
       UserError: it names the keys that differ.
     """
     path = workdir / "config.json"
-    if path.exists():
-        try:
-            saved = json.loads(path.read_text())["config"]
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
-        if different := differences(config, saved):
-            raise UserError(
-                f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
-                "choose another --workdir, or undo these differences"
-            )
+    if not path.exists():
+        return
+    try:
+        saved = json.loads(path.read_text())["config"]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
+    if different := differences(config, saved):
+        raise UserError(
+            f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
+            "choose another --workdir, or undo these differences"
+        )
+
+
+def claim(workdir: epath.Path, config) -> None:
+    """Writes config.json: the resolved config, versions, commit and command."""
     versions = dict(vit_jax=vit_jax.__version__, jax=jax.__version__, python=platform.python_version())
     record = dict(config=configs.to_json(config), versions=versions, commit=commit(), command=sys.argv)
     if jax.process_index() == 0:
         fresh = workdir / "config.json.tmp"
         fresh.write_text(json.dumps(record, indent=2) + "\n")
-        fresh.replace(path)
+        fresh.replace(workdir / "config.json")

@@ -1,0 +1,144 @@
+"""Configuration: what is merged, what is refused and with which line, and that every default is read."""
+
+import ast
+import pathlib
+
+import pytest
+from conftest import TINY
+
+from vit_jax import config as configs
+from vit_jax import workdir
+from vit_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_defaults_file_and_command_line_are_merged_in_this_order(tiny):
+    config = configs.load(tiny, ["--config.optim.lr=2", "--config.model.scan=true", "--config.evals.val.every=3"])
+    assert config.optim.lr == 2.0 and isinstance(config.optim.lr, float)
+    assert config.model.scan is True and config.model.width == 32 and config.model.posemb == "learn"
+    assert config.evals.val.every == 3 and config.evals.val.data.crop == "resize"
+    assert config.is_locked
+
+
+def test_only_keys_of_the_chosen_branches_remain(tiny):
+    config = configs.load(tiny, ["--config.optim.name=sgd"])
+    assert "momentum" in config.optim and "b1" not in config.optim and "end_lr" not in config.optim
+    assert "fraction" not in config.evals.val.data
+
+
+def test_the_argument_behind_the_colon_reaches_get_config(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("def get_config(arg='x'):\n    return dict(init_from=arg)\n")
+    assert configs.load(str(path)).init_from == "x"
+    assert configs.load(f"{path}:B/16,a:b").init_from == "B/16,a:b"
+
+
+def test_the_length_given_on_the_command_line_replaces_that_of_the_file(tiny):
+    config = configs.load(tiny, ["--config.total_epochs=3"])
+    assert config.total_epochs == 3.0 and config.total_steps == 0
+
+
+BAD_ARGUMENTS = {
+    "--config.foo=1": "config key foo is unknown in the command line",
+    "--config.data.batchsize=1": "did you mean data.batch_size",
+    "--config.data.batch_size=1.5": "data.batch_size=1.5",
+    "--config.model.scan=maybe": "model.scan=maybe",
+    "--config.optim.lr=fast": "optim.lr=fast",
+    "--config.optim.lr=nan": "optim.lr=nan is outside",
+    "--config.optim.lr=-1": "optim.lr=-1.0 is outside",
+    "--config.model.dropout=1": "model.dropout=1.0 is outside",
+    "--config.loss=l2": "loss='l2' is none of softmax_xent, sigmoid_xent",
+    "--config.optim.name=lion": "optim.name='lion' is none of adam, sgd",
+    "--config.optim.momentum=0.5": "optim.momentum .* has no effect with optim.name=adam",
+    "--config.optim.end_lr=0.5": "optim.end_lr .* has no effect with optim.schedule=cosine",
+    "--config.evals.val.data.fraction=0.5": "fraction .* has no effect with evals.val.data.crop=resize",
+    "--config.data.randaug_magnitude=5": "randaug_magnitude .* has no effect with data.randaug_layers=0",
+    "--config.evals.other.every=3": "evals.other.every belongs to an evaluation that the config file does not have",
+    "--config.accum_steps=5": "data.batch_size=64 is not divisible by accum_steps=5",
+    "--config.accum_steps=0": "accum_steps=0 is outside",
+    "--config.checkpoint.keep_best=top1": "keep_best='top1' names no metric of evals: possible are eval/val/top1",
+    "--config.optim.wd_mask=(": "wd_mask is no regular expression",
+    "--config.data={}": "config key data is unknown",
+    "--config.optim.lr": "optim.lr",
+    "extra": "argument 'extra' is not understood",
+}
+
+
+@pytest.mark.parametrize("argument", BAD_ARGUMENTS)
+def test_bad_arguments_end_in_one_clear_line(argument, tiny):
+    with pytest.raises(UserError, match=BAD_ARGUMENTS[argument]):
+        configs.load(tiny, [argument])
+
+
+def test_both_lengths_at_once_are_an_error(tiny):
+    with pytest.raises(UserError, match="total_steps=5 and total_epochs=1.0 are both set"):
+        configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])
+
+
+BAD_FILES = {
+    "config.total_steps = 12": ("config.total_steps = 1.5", "total_steps expects int, got 1.5"),
+    "config.image_size = 8": ("config.imagesize = 8", "imagesize is unknown .* did you mean image_size"),
+    "config.log_every = 1": ("config.log_every = None", "log_every expects int, got None"),
+    "lr=1e-3": ("lr='1e-3'", "optim.lr expects float, got '1e-3'"),
+    "warmup_steps=2": ("momentum=0.9", "optim.momentum in the config file has no effect"),
+    "every=6": ("cadence=6", "evals.val.cadence is unknown"),
+    'split="val"': ('split="val", crop="inception"', "crop='inception' is none of resize, central"),
+    "return config": ("return 1 / 0", "get_config fails: ZeroDivisionError"),
+    "import ml_collections": ("import no_such_module", "fails to run: ModuleNotFoundError"),
+    "def get_config": ("def other", "has no function get_config"),
+}
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+def test_bad_files_end_in_one_clear_line(text, tmp_path):
+    replacement, message = BAD_FILES[text]
+    path = tmp_path / "bad.py"
+    path.write_text(TINY.replace(text, replacement, 1))
+    with pytest.raises(UserError, match=message):
+        configs.load(str(path))
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(UserError, match=r"config file nowhere/c.py does not exist"):
+        configs.load("nowhere/c.py:B/16")
+
+
+def test_json_round_trip_shows_no_difference_and_changes_are_told(tiny):
+    config = configs.load(tiny)
+    saved = configs.to_json(config)
+    assert workdir.differences(config, saved) == []
+    free = ["--config.accum_steps=2", "--config.mesh.data=4", "--config.model.remat=full", "--config.evals.val.every=1"]
+    assert workdir.differences(configs.load(tiny, free), saved) == []
+    assert workdir.differences(configs.load(tiny, ["--config.seed=1"]), saved) == ["seed: 0 -> 1"]
+    other = workdir.differences(configs.load(tiny, ["--config.optim.name=sgd"]), saved)
+    assert "optim.momentum: (unset) -> 0.9" in other and "optim.b1: 0.9 -> (unset)" in other
+
+
+def attribute_names(path: pathlib.Path) -> set[str]:
+    """Attribute names that a file reads, and strings, by which some keys are looked up."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return names | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_every_default_is_read_somewhere():
+    code = [path for path in (ROOT / "vit_jax").rglob("*.py") if path.name != "config.py"]
+    read = set.union(*map(attribute_names, code))
+    # Passed on as a whole: config.model to the model's constructor, config.mesh to make_mesh.
+    from vit_jax.models.vit import VisionTransformer
+
+    read |= set(VisionTransformer.__dataclass_fields__)
+    from vit_jax.sharding import AXES
+
+    read |= set(AXES)
+    unread = [key for key in configs.known_keys() if key.split(".")[-1] not in read]
+    assert unread == ["evals.*.type"], "the only evaluator so far is chosen by no code"
+
+
+def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
+    known = configs.known_keys()
+    for table in (configs.BRANCHES, configs.CHOICES, configs.RANGES):
+        assert set(table) <= set(known)
+    for key, value in known.items():
+        assert configs.check_value(key, value, "defaults") == value

@@ -1,0 +1,100 @@
+"""Who may import whom, and that the core does without TensorFlow."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / "vit_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Module (or folder) -> modules of ours that it may import. What is not listed may import everything: the entry points.
+MAY_IMPORT = {
+    "errors": set(),
+    "chips": set(),
+    "perf": set(),
+    "losses": set(),
+    "augment": set(),
+    "config": {"errors"},
+    "sharding": {"errors"},
+    "layout": {"sharding"},
+    "optim": {"sharding"},
+    "step": {"losses", "augment"},
+    "metrics": {"errors"},
+    "figures": {"metrics"},
+    "checkpoint": {"errors", "sharding"},
+    "workdir": {"errors", "config"},
+    "summary": {"layout", "perf", "sharding"},
+    "pretrained": {"errors", "checkpoint", "layout", "sharding", "models"},
+    "models": {"errors", "sharding", "models"},
+    "data": {"errors", "sharding", "data"},
+    "evaluators": {"losses", "augment", "sharding", "evaluators"},
+}
+# Library -> the only places that may import it.
+ONLY_IN = {
+    "tensorflow": ("data/",),
+    "tensorflow_datasets": ("data/",),
+    "clu": ("metrics.py",),
+    "flax": ("models/",),
+    "orbax": ("checkpoint.py",),
+    "pickle": (),
+}
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """Dotted names that a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_layers(path):
+    relative = path.relative_to(PACKAGE).as_posix()
+    owner = relative.split("/")[0].removesuffix(".py")
+    names = imports(path)
+    ours = {name.split(".")[1] for name in names if name.startswith("vit_jax.")}
+    if owner in MAY_IMPORT:
+        assert ours <= MAY_IMPORT[owner], f"{relative} imports {ours - MAY_IMPORT[owner]}"
+    for library, places in ONLY_IN.items():
+        if any(name.split(".")[0] == library for name in names):
+            assert relative.startswith(places), f"{relative} imports {library}"
+
+
+def test_names_of_files_say_something():
+    stems = {path.stem for path in FILES}
+    assert not stems & {"utils", "util", "common", "helpers", "misc"}
+
+
+def test_the_core_imports_without_tensorflow():
+    core = [path.relative_to(PACKAGE.parent) for path in FILES]
+    modules = [".".join(path.with_suffix("").parts) for path in core if "data" not in path.parts]
+    modules += ["vit_jax.data.catalog"]
+    code = "import sys\nfor name in ('tensorflow', 'tensorflow_datasets', 'clu'): sys.modules[name] = None\n"
+    code += "\n".join(f"import {name}" for name in modules if not name.endswith("__main__"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_bare_import_brings_nothing_heavy():
+    code = "import sys, vit_jax; print([m for m in ('jax', 'flax', 'numpy', 'tensorflow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "demo"])
+def test_help_works_without_tensorflow(command):
+    code = "import sys, runpy; sys.modules['tensorflow'] = None; sys.argv = ['x', '--help'];"
+    code += f"runpy.run_module('vit_jax.{command}', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    assert done.returncode == 0 and "--" in done.stdout, done.stderr
+
+
+def test_the_map_names_only_modules_that_exist():
+    assert {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in PACKAGE.iterdir()} >= set(MAY_IMPORT)

@@ -1,0 +1,161 @@
+"""Every shipped recipe against the tables of the papers, and every model that they name."""
+
+import math
+import pathlib
+
+import jax
+import pytest
+from test_models import COUNTS
+
+from vit_jax import config as configs
+from vit_jax import pretrained, train
+from vit_jax.data import catalog
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+
+# arXiv 2010.11929 table 3: data set, variant, epochs, base learning rate, decay, weight decay, dropout. Where the table
+# gives two lengths (7/14, 30/90) the longer one.
+TABLE_3 = [
+    ("jft300m", "B/16", 7, 8e-4, "linear", 0.1, 0.0),
+    ("jft300m", "B/32", 7, 8e-4, "linear", 0.1, 0.0),
+    ("jft300m", "L/32", 7, 6e-4, "linear", 0.1, 0.0),
+    ("jft300m", "L/16", 14, 4e-4, "linear", 0.1, 0.0),
+    ("jft300m", "H/14", 14, 3e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R50+B/16", 7, 8e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R50+B/32", 7, 8e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R50+L/32", 7, 2e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R50+L/16", 14, 4e-4, "linear", 0.1, 0.0),
+    ("imagenet21k", "B/16", 90, 1e-3, "linear", 0.03, 0.1),
+    ("imagenet21k", "B/32", 90, 1e-3, "linear", 0.03, 0.1),
+    ("imagenet21k", "L/16", 90, 1e-3, "linear", 0.03, 0.1),
+    ("imagenet21k", "L/32", 90, 1e-3, "linear", 0.03, 0.1),
+    ("imagenet2012", "B/16", 300, 3e-3, "cosine", 0.3, 0.1),
+    ("imagenet2012", "B/32", 300, 3e-3, "cosine", 0.3, 0.1),
+    ("imagenet2012", "L/16", 300, 3e-3, "cosine", 0.3, 0.1),
+    ("imagenet2012", "L/32", 300, 3e-3, "cosine", 0.3, 0.1),
+]
+# arXiv 2010.11929 section 4.1: "ImageNet 1k classes and 1.3M images, ImageNet-21k with 21k classes and 14M images, JFT
+# with 18k classes and 303M images".
+DATA = {"imagenet2012": (1_000, 1.3e6), "imagenet21k": (21_843, 14e6), "jft300m": (18_291, 303e6)}
+
+# arXiv 2010.11929 table 4: data set, steps, learning rates.
+TABLE_4 = [
+    ("imagenet2012", 20_000, (0.003, 0.01, 0.03, 0.06)),
+    ("cifar100", 10_000, (0.001, 0.003, 0.01, 0.03)),
+    ("cifar10", 10_000, (0.001, 0.003, 0.01, 0.03)),
+    ("oxford_iiit_pet", 500, (0.001, 0.003, 0.01, 0.03)),
+    ("oxford_flowers102", 500, (0.001, 0.003, 0.01, 0.03)),
+    ("vtab", 2_500, (0.01,)),
+]
+
+
+def load(name: str, *arguments: str):
+    return configs.load(str(CONFIGS / name), list(arguments))
+
+
+def built(config):
+    """The model of a recipe and the shapes of its parameters."""
+    model = train.make_model(config, catalog.declared(config).num_classes)
+    return model, pretrained.abstract_params(model)
+
+
+@pytest.mark.parametrize("row", TABLE_3, ids=lambda row: f"{row[1]},{row[0]}")
+def test_pretraining_is_table_3(row):
+    dataset, variant, epochs, lr, decay, wd, dropout = row
+    config = load(f"pretrain.py:{variant},{dataset}")
+    optim = config.optim
+    assert (config.total_epochs, optim.lr, optim.schedule) == (epochs, lr, decay)
+    assert (optim.wd, config.model.dropout) == (wd, dropout)
+    # Caption of table 3 and section 4.1.
+    assert (optim.name, optim.b1, optim.b2, optim.wd_times_lr) == ("adam", 0.9, 0.999, True)
+    assert (config.data.batch_size, optim.warmup_steps, config.image_size) == (4096, 10_000, 224)
+    assert optim.grad_clip_norm == (1.0 if dataset == "imagenet2012" else 0.0)
+    # The authors' code: google-research/vision_transformer issues 2 and 34.
+    multilabel = dataset != "imagenet2012"
+    assert config.loss == ("sigmoid_xent" if multilabel else "softmax_xent")
+    assert config.model.head_bias == (-10.0 if multilabel else 0.0)
+    assert not multilabel or optim.end_lr == 1e-5
+    assert config.model.pre_logits is True and config.model.pool == "tok"
+
+    classes, examples = DATA[dataset]
+    facts = catalog.declared(config)
+    assert facts.num_classes == classes
+    assert math.isclose(facts.num_examples, examples, rel_tol=0.02)
+    model, params = built(config)
+    assert model.pre_logits == model.width and model.num_classes == classes
+    if variant in COUNTS:
+        head = model.width * classes + classes
+        trunk = COUNTS[variant] - (model.width * 1000 + 1000)
+        pre_logits = model.width * model.width + model.width
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == trunk + pre_logits + head
+
+
+@pytest.mark.parametrize("row", TABLE_4, ids=lambda row: row[0])
+@pytest.mark.parametrize("variant", ["B/16", "L/16", "H/14", "R50+B/16"])
+def test_fine_tuning_is_table_4(row, variant):
+    dataset, steps, grid = row
+    recipes = configs.import_file(str(CONFIGS / "finetune.py"))
+    assert recipes.LR_GRID[dataset] == grid
+    name = "resisc45" if dataset == "vtab" else dataset  # any task of VTAB
+    config = load(f"finetune.py:{variant},{name}")
+    optim = config.optim
+    assert config.total_steps == steps and optim.lr in grid
+    # Caption of table 4 and appendix B.1.1.
+    assert (optim.name, optim.momentum, optim.schedule) == ("sgd", 0.9, "cosine")
+    assert (config.data.batch_size, optim.wd, optim.grad_clip_norm) == (512, 0.0, 1.0)
+    assert optim.warmup_steps < steps and config.model.pre_logits is False
+    # Table 2: ImageNet at 512 (L/16) and 518 (H/14) with Polyak averaging; everything else at 384.
+    high = {"L/16": 512, "H/14": 518}.get(variant) if dataset == "imagenet2012" else None
+    assert config.image_size == (high or 384)
+    assert optim.ema_decay == (0.9999 if high else 0.0)
+
+
+def test_held_out_shares_are_those_of_appendix_b():
+    recipes = configs.import_file(str(CONFIGS / "finetune.py"))
+    shares = dict(imagenet2012=0.01, cifar10=0.02, cifar100=0.02, oxford_iiit_pet=0.1, oxford_flowers102=0.1)
+    assert shares == recipes.HELD_OUT
+
+
+def test_plain_vit_is_arxiv_2205_01580():
+    """Section 3 of the paper, and big_vision/configs/vit_s16_i1k.py."""
+    config = load("plain_vit_s16.py")
+    assert (config.model.variant, config.model.pool, config.model.posemb) == ("S/16", "gap", "sincos2d")
+    assert (config.total_epochs, config.data.batch_size, config.optim.warmup_steps) == (90, 1024, 10_000)
+    assert (config.optim.name, config.optim.lr, config.optim.schedule) == ("adam", 1e-3, "cosine")
+    assert (config.optim.wd, config.optim.wd_times_lr, config.optim.grad_clip_norm) == (1e-4, False, 1.0)
+    assert (config.mixup, config.data.randaug_layers, config.data.randaug_magnitude) == (0.2, 2, 10.0)
+    assert config.data.split == "train[:99%]" and config.data.crop == "inception" and config.data.flip
+    _, params = built(config)
+    # S/16 without class token and position embedding (22,050,664 - 197 * 384 - 384), and with pre_logits.
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22_050_664 - 198 * 384 + 384 * 384 + 384
+
+
+def all_recipes() -> list[str]:
+    """Every config file; those with an argument for every data set that they name."""
+    sets = [name for name in catalog.CATALOG if name != "digits"]
+    found = ["demo.py", "demo_finetune.py", "plain_vit_s16.py"]
+    found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
+    found += [f"finetune.py:B/16,{name}" for name in sets if name not in ("jft300m", "imagenet21k")]
+    return found
+
+
+def test_every_config_file_is_covered():
+    assert {path.name for path in CONFIGS.glob("*.py")} == {name.split(":")[0] for name in all_recipes()} | {"evaluate.py"}
+
+
+@pytest.mark.parametrize("recipe", all_recipes())
+def test_dry_run_prints_the_plan_without_data(recipe, capsys):
+    assert train.main([f"--config={CONFIGS / recipe}", "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    for word in ("parameters", "FLOPs", "shardings", "schedule", "learning rate by step", "mesh"):
+        assert word in out
+
+
+def test_dry_run_shows_shards_and_says_what_it_cannot_know(capsys):
+    recipe = f"--config={CONFIGS}/pretrain.py:B/16,imagenet2012"
+    assert train.main([recipe, "--dry_run", "--config.mesh.fsdp=4", "--config.mesh.tensor=2"]) == 0
+    out = capsys.readouterr().out
+    assert "86,567,656" not in out and "87,158,248 parameters" in out  # with pre_logits
+    assert "Transformer/encoderblock_11/MlpBlock_3/Dense_0/kernel" in out and "'tensor'" in out
+    assert train.main([f"--config={CONFIGS}/pretrain.py:B/16,folder:/nowhere", "--dry_run"]) == 2
+    assert "set data.num_examples and model.num_classes" in capsys.readouterr().err

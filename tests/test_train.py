@@ -1,0 +1,303 @@
+"""Whole runs in this process: what they write, how they continue, how they fine-tune, and how they fail."""
+
+import json
+import math
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from conftest import TINY, below, golden, last_error, metric_lines
+from PIL import Image
+
+import vit_jax
+from vit_jax import checkpoint, evaluate, layout, metrics, perf, pretrained, train
+
+
+def run(tiny: str, workdir, *arguments: str) -> int:
+    return train.main([f"--config={tiny}", f"--workdir={workdir}", *arguments])
+
+
+def final_params(workdir) -> dict[str, np.ndarray]:
+    return layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
+
+
+def same_bits(one: dict, two: dict) -> bool:
+    return one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """(config file, workdir) of one undisturbed run of 12 steps."""
+    folder = tmp_path_factory.mktemp("done")
+    config = folder / "tiny.py"
+    config.write_text(TINY)
+    assert run(str(config), folder / "run") == 0
+    return str(config), folder / "run"
+
+
+def test_due_is_every_n_and_at_the_end():
+    assert [n for n in range(1, 11) if train.due(n, 4, 10)] == [4, 8, 10]
+    assert [n for n in range(1, 11) if train.due(n, 0, 10)] == [10]
+
+
+def test_a_run_writes_what_the_interface_promises(done):
+    _, workdir = done
+    lines = metric_lines(workdir)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    keys = {"train/loss", "train/lr", "train/grad_norm", "train/skipped_steps", "data/skipped"}
+    keys |= {"perf/images_per_sec", "perf/step_ms", "perf/data_wait"}
+    assert all(keys <= set(line) for line in lines)
+    assert [line["step"] for line in lines if "eval/val/top1" in line] == [6, 12]
+    assert [line["step"] for line in lines if "checkpoint/stall_s" in line] == [5, 9], "the line after the save"
+    assert lines[-1]["eval/val/count"] == 360
+    assert abs(lines[0]["train/loss"] - math.log(10)) < 1e-6, "the head starts at zero"
+    assert lines[0]["train/lr"] == 0.0 and lines[2]["train/lr"] == pytest.approx(1e-3)
+    record = json.loads((workdir / "config.json").read_text())
+    assert record["config"]["model"]["width"] == 32 and record["versions"]["jax"] == jax.__version__
+    assert "done: 12 steps" in (workdir / "log.txt").read_text()
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["12", "8"]
+    assert list(workdir.glob("events.out.tfevents.*"))
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(done):
+    tiny, workdir = done
+    before = (workdir / "metrics.jsonl").read_text()
+    assert run(tiny, workdir) == 0
+    assert (workdir / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("crash", [3, 7, 8, 11])
+def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monkeypatch):
+    tiny, workdir = done
+    write = metrics.MetricWriter.write
+
+    def broken(self, step, scalars):
+        if step == crash:
+            with self.path.open("a") as file:
+                file.write('{"step": 99, "train/lo')  # a half line, as after a kill
+            raise RuntimeError("killed")
+        write(self, step, scalars)
+
+    monkeypatch.setattr(metrics.MetricWriter, "write", broken)
+    with pytest.raises(RuntimeError, match="killed"):
+        run(tiny, tmp_path / "run")
+    monkeypatch.undo()
+    assert run(tiny, tmp_path / "run") == 0
+    straight, resumed = metric_lines(workdir), metric_lines(tmp_path / "run")
+    for key in ("step", "train/loss", "train/grad_norm", "train/lr", "eval/val/loss"):
+        assert [line.get(key) for line in resumed] == [line.get(key) for line in straight], key
+    assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
+
+
+def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_path):
+    tiny, workdir = done
+    folder = tmp_path / "run"
+    # The schedule is that of 12 steps: stop in the middle by a crash of the profiler window.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perf.ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None)
+        with pytest.raises(ZeroDivisionError):
+            run(tiny, folder, "--config.mesh.fsdp=2")
+    changes = ["--config.mesh.tensor=2", "--config.mesh.fsdp=4", "--config.model.scan=true", "--config.model.remat=full"]
+    assert run(tiny, folder, *changes, "--config.accum_steps=2") == 0
+    losses, truth = ([line["train/loss"] for line in metric_lines(path)] for path in (folder, workdir))
+    np.testing.assert_allclose(losses, truth, rtol=1e-4)
+    model, params = vit_jax.from_pretrained(folder)
+    truth = final_params(workdir)
+    for key, value in layout.flatten(params).items():
+        np.testing.assert_allclose(value, truth[key], atol=2e-3 * max(np.abs(truth[key]).max(), 1e-2), err_msg=key)
+
+
+def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
+    arguments = ["--config.checkpoint.every=1", "--config.checkpoint.keep_last=1", "--config.checkpoint.keep_every=5"]
+    assert run(tiny, tmp_path / "run", *arguments, "--config.checkpoint.keep_best=eval/val/loss") == 0
+    lines = metric_lines(tmp_path / "run")
+    assert all("eval/val/loss" in line for line in lines), "a ranked checkpoint has its metric"
+    best = min(lines, key=lambda line: line["eval/val/loss"])["step"]
+    kept = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()}
+    assert kept == {5, 10, 12, best}
+
+
+def test_a_profile_is_written_on_request(tiny, tmp_path):
+    assert run(tiny, tmp_path / "run", "--config.profile.first_step=3", "--config.profile.num_steps=2") == 0
+    traces = list((tmp_path / "run/profile").rglob("*.xplane.pb"))
+    assert traces and traces[0].stat().st_size > 1000
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(done, tmp_path):
+    import shutil
+
+    tiny, workdir = done
+    shutil.copytree(workdir, tmp_path / "run")
+    for path in (tmp_path / "run/checkpoints/12/state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert run(tiny, tmp_path / "run") == 0
+    assert "checkpoint 12 can't be read" in (tmp_path / "run/log.txt").read_text()
+    assert [line["step"] for line in metric_lines(tmp_path / "run")] == list(range(1, 13))
+    assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
+
+
+# --- fine-tuning and evaluation ---------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
+    tiny, workdir = done
+    still = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.optim.lr=1e-12"]
+    arguments = [f"--config.init_from={workdir}", "--config.image_size=16", *still]
+    assert run(tiny, tmp_path / "fine", *arguments) == 0
+    assert metric_lines(tmp_path / "fine")[0]["train/loss"] == pytest.approx(math.log(10), abs=1e-6)
+    before, after = final_params(workdir), final_params(tmp_path / "fine")
+    posemb = pretrained.resample_posemb(before.pop(pretrained.POSEMB), (4, 4), (2, 2), num_prefix=0)
+    np.testing.assert_allclose(after.pop(pretrained.POSEMB), posemb, atol=1e-6)
+    for key in before:
+        wanted = np.zeros_like(before[key]) if key.startswith("head/") else before[key]
+        np.testing.assert_allclose(after[key], wanted, atol=1e-6, err_msg=key)
+
+
+def test_fine_tuning_from_a_published_file(tmp_path, tiny):
+    arrays, _ = golden("load_drophead_token_4to6")
+    np.savez(tmp_path / "weights.npz", **below(arrays, "pretrained"))
+    model = ["--config.model.variant=Ti/8", "--config.model.width=32", "--config.model.pool=tok", "--config.image_size=48"]
+    still = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.optim.lr=1e-12"]
+    init = f"--config.init_from={tmp_path}/weights.npz"
+    depth = len({key.split("/")[2] for key in arrays if key.startswith("pretrained/Transformer/encoderblock_")})
+    assert run(tiny, tmp_path / "run", init, *model, *still, f"--config.model.depth={depth}") == 0
+    posemb = final_params(tmp_path / "run")[pretrained.POSEMB]
+    np.testing.assert_allclose(posemb, arrays[f"result/{pretrained.POSEMB}"], atol=1e-6)
+    assert not any(key.startswith("pre_logits") for key in final_params(tmp_path / "run"))
+
+
+def test_evaluate_gives_the_numbers_of_training(done, tmp_path, capsys):
+    _, workdir = done
+    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
+    assert evaluate.main(arguments) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    last = metric_lines(workdir)[-1]
+    assert found["eval/test/count"] == 360
+    assert found["eval/test/top1"] == last["eval/val/top1"]
+    assert found["eval/test/loss"] == pytest.approx(last["eval/val/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("batch_size", "mesh"), [(8, "data=8"), (56, "fsdp=8"), (360, "tensor=4"), (1024, "data=-1")])
+def test_evaluation_counts_every_example_once_for_any_batch_and_mesh(batch_size, mesh, done, tmp_path):
+    _, workdir = done
+    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
+    assert evaluate.main([*arguments, f"--config.data.batch_size={batch_size}", f"--config.mesh.{mesh}"]) == 0
+    found, last = json.loads((tmp_path / "out.json").read_text()), metric_lines(workdir)[-1]
+    assert (found["eval/test/count"], found["eval/test/top1"]) == (360, last["eval/val/top1"])
+
+
+def test_from_pretrained_reads_a_workdir_and_a_checkpoint(done):
+    _, workdir = done
+    model, params = vit_jax.from_pretrained(workdir)
+    assert (model.width, model.image_size, model.num_classes) == (32, (8, 8), 10)
+    assert same_bits(layout.flatten(params), final_params(workdir))
+    _, older = vit_jax.from_pretrained(workdir / "checkpoints" / "8")
+    assert not same_bits(layout.flatten(params), layout.flatten(older))
+
+
+# --- failures: one line, the right exit code, nothing lost -------------------------------------------------------------
+
+
+def test_a_workdir_of_another_config_says_which_keys_differ(done, capsys):
+    tiny, workdir = done
+    before = final_params(workdir)
+    assert run(tiny, workdir, "--config.optim.lr=0.5", "--config.seed=3") == 2
+    line = last_error(capsys)
+    assert "optim.lr: 0.001 -> 0.5" in line and "seed: 0 -> 3" in line
+    assert same_bits(before, final_params(workdir))
+
+
+def failing_folder(tmp_path) -> str:
+    (tmp_path / "data/train/cat").mkdir(parents=True)
+    (tmp_path / "data/train/dog").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "data/train/cat/1.png")
+    return str(tmp_path / "data")
+
+
+BAD = {
+    "missing TFDS": (["--config.data.name=no_such_set"], "'no_such_set' is neither known to TFDS nor prepared"),
+    "unprepared TFDS": (["--config.data.name=cifar10"], "'cifar10' is not prepared in .*: run `tfds build cifar10"),
+    "missing folder": (["--config.data.name=folder:/no/where"], "/no/where does not exist"),
+    "unknown split": (["--config.data.split=train2"], "split 'train2' does not exist in digits"),
+    "batch": (["--config.data.batch_size=60"], "batch_size=60 is not divisible by the 8 devices"),
+    "microbatch": (["--config.accum_steps=16"], "is not divisible by the 8 devices"),
+    "mesh": (["--config.mesh.data=3"], "= 3 devices, but there are 8"),
+    "tensor": (["--config.mesh.tensor=8"], "does not divide the model's num_heads=4"),
+    "classes": (["--config.model.num_classes=3"], "num_classes=3 is less than the 10 classes"),
+    "examples": (["--config.data.num_examples=7"], "num_examples=7, but digits train has 1077"),
+    "length": (["--config.total_steps=0"], "total_steps and total_epochs are both 0"),
+    "short": (["--config.total_epochs=0.01"], "less than one batch"),
+    "warm-up": (["--config.optim.warmup_steps=13"], "warmup_steps=13 .* do not fit into total_steps=12"),
+    "variant": (["--config.model.variant=Q/4"], "unknown variant 'Q/4'"),
+    "init_from": (["--config.init_from=/no/weights.npz"], "/no/weights.npz does not exist"),
+    "small image": (["--config.image_size=2"], "smaller than one patch"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_ends_in_one_line(case, tiny, tmp_path, capsys, monkeypatch):
+    import re
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    arguments, message = BAD[case]
+    extra = [] if case != "unprepared TFDS" else [f"--config.data.data_dir={tmp_path}/tfds"]
+    assert run(tiny, tmp_path / "run", *arguments, *extra) == 2
+    assert re.search(message, last_error(capsys))
+    assert not (tmp_path / "run/config.json").exists(), "nothing half-written"
+
+
+def test_an_empty_class_folder_is_named(tiny, tmp_path, capsys):
+    name = failing_folder(tmp_path)
+    assert run(tiny, tmp_path / "run", f"--config.data.name=folder:{name}") == 2
+    assert f"class folder {name}/train/dog has no images" in last_error(capsys)
+
+
+def test_weights_of_another_architecture_are_refused(done, tiny, tmp_path, capsys):
+    _, workdir = done
+    assert run(tiny, tmp_path / "a", f"--config.init_from={workdir}", "--config.model.depth=3") == 2
+    assert "the weights lack Transformer/encoderblock_2" in last_error(capsys)
+    assert run(tiny, tmp_path / "b", f"--config.init_from={workdir}", "--config.model.mlp_dim=128") == 2
+    assert "is (64,), but the model has (128,)" in last_error(capsys)
+
+
+def test_a_corrupt_image_is_fatal_with_its_path_or_skipped_and_counted(tiny, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(6):
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"data/{name}/{i}.png")
+    bad = tmp_path / "data/dog/3.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    arguments = [f"--config.data.name=folder:{tmp_path}/data", "--config.data.batch_size=8", "--config.total_steps=4"]
+    arguments += ["--config.evals.val.data.split=train[:50%]"]
+    assert run(tiny, tmp_path / "a", *arguments) == 2
+    line = last_error(capsys)
+    assert str(bad) in line and "on_corrupt=skip" in line
+    assert run(tiny, tmp_path / "b", *arguments, "--config.data.on_corrupt=skip") == 0
+    assert metric_lines(tmp_path / "b")[-1]["data/skipped"] == 1
+    assert f"{bad} can't be read as an image and is skipped" in (tmp_path / "b/log.txt").read_text()
+
+
+def test_a_workdir_that_cannot_be_written_is_named(tiny, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert run(tiny, tmp_path / "file/run") == 2
+    assert "can't be written" in last_error(capsys)
+
+
+def test_a_missing_workdir_argument_is_named(tiny, capsys):
+    assert train.main([f"--config={tiny}"]) == 2
+    assert "--workdir is missing" in last_error(capsys)
+
+
+def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path, capsys):
+    arguments = ["--config.optim.name=sgd", "--config.optim.lr=1e6", "--config.optim.grad_clip_norm=0"]
+    arguments += ["--config.optim.warmup_steps=0", "--config.checkpoint.every=1", "--config.checkpoint.keep_last=20"]
+    assert run(tiny, tmp_path / "run", *arguments) == 1
+    line = last_error(capsys)
+    assert "not finite in 1 updates" in line and "lower optim.lr" in line
+    assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
