@@ -1,6 +1,6 @@
 """The fine-tuning of `make demo`: the pretrained ViT of configs/demo.py at a higher resolution.
 
-    python -m vit_jax.train --config=configs/demo_finetune.py --config.init_from=/tmp/vit_demo --workdir=/tmp/vit_demo_32
+    python -m vit_jax.train --config=configs/demo_finetune.py --config.init_from=/tmp/vit_demo --workdir=/tmp/vit_32
 
 Expected: at least 97 % test top-1, with the split fixed and nothing chosen on test.
 """

@@ -1,10 +1,10 @@
-"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from a checkpoint of ours or a published one.
+"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from our weights or published ones.
 
-    python -m vit_jax.train --config=configs/finetune.py:B/16,cifar10 --config.init_from=B_16.npz --workdir=/tmp/b16_cifar10
+    python -m vit_jax.train --config=configs/finetune.py:B/16,cifar10 --config.init_from=B_16.npz --workdir=/tmp/cifar10
 
-The learning rate is the first to try; the paper chooses among LR_GRID[dataset] on a part of train that is held out
-(HELD_OUT[dataset]; in its place --config.data.split=train[:98%] and an evaluation on train[98%:]), then trains on all of it.
-Expected after pretraining on ImageNet-21k (paper, table 5): B/16 cifar10 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %,
+The learning rate is one of those that the paper tries, LR_GRID[dataset]. It chooses on a part of train held out for it,
+HELD_OUT[dataset] (for CIFAR train on train[:98%] and evaluate on train[98%:]), and then trains on all of it. Expected
+after pretraining on ImageNet-21k (paper, table 5): B/16 cifar10 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %,
 oxford_iiit_pet 94.43 %, oxford_flowers102 99.38 %; L/16 imagenet2012 85.15 % at 512.
 
 Cost: B/16 at 384, 10,000 steps of 512 images: 1.7e18 FLOP.
@@ -46,7 +46,6 @@ def get_config(arg="B/16,cifar10"):
     config = ml_collections.ConfigDict()
     config.total_steps = steps
     config.image_size = 384
-    # VTAB's protocol (appendix B.1.1, after arXiv 1912.11370) resizes without crops and flips.
     config.data = dict(name=dataset, split="train", batch_size=512, crop="inception", flip=True)
     config.model = dict(variant=variant, pool="tok", dtype="bfloat16")
     config.optim = dict(name="sgd", momentum=0.9, momentum_dtype="bfloat16", schedule="cosine", wd=0.0)

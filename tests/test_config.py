@@ -72,7 +72,7 @@ def test_bad_arguments_end_in_one_clear_line(argument, tiny):
 
 
 def test_both_lengths_at_once_are_an_error(tiny):
-    with pytest.raises(UserError, match="total_steps=5 and total_epochs=1.0 are both set"):
+    with pytest.raises(UserError, match=r"total_steps=5 and total_epochs=1\.0 are both set"):
         configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])
 
 

@@ -160,7 +160,7 @@ def damaged(kind: str, good: bytes) -> bytes:
 def test_damaged_files_end_in_one_line(kind, tmp_path):
     path = published(tmp_path)
     path.write_bytes(damaged(kind, path.read_bytes()))
-    with pytest.raises(UserError, match="w.npz can't be read as .npz") as error:
+    with pytest.raises(UserError, match=r"w\.npz can't be read as \.npz") as error:
         vit_jax.from_pretrained(path)
     assert "\n" not in str(error.value)
 

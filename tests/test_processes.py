@@ -133,7 +133,8 @@ for start in (0, 17, 500):
     for batch, _ in zip(host.batches(start), range(3)):
         placed = to_device.global_batch(batch, mesh, rows, size)
         sums = jax.jit(lambda x: x.astype("int32").sum((1, 2, 3)), out_shardings=sharding.replicated(mesh))
-        found.append(dict(rows=rows.tolist(), ids=batch["id"].tolist(), pixels=np.asarray(sums(placed["image"])).tolist()))
+        pixels = np.asarray(sums(placed["image"])).tolist()
+        found.append(dict(rows=rows.tolist(), ids=batch["id"].tolist(), pixels=pixels))
 open(f"{sys.argv[2]}.{jax.process_index()}", "w").write(json.dumps(found))
 """
 
@@ -160,9 +161,17 @@ def test_one_two_and_four_processes_read_the_same_global_batches(tmp_path):
     }
     batches = {}
     for name, (count, devices, arguments) in layouts.items():
-        command = [sys.executable, str(tmp_path / "ids.py"), str(tmp_path / "tiny.py"), str(tmp_path / "out"), *arguments]
+        command = [
+            sys.executable,
+            str(tmp_path / "ids.py"),
+            str(tmp_path / "tiny.py"),
+            str(tmp_path / "out"),
+            *arguments,
+        ]
         launcher = [sys.executable, "-m", "launch.local", f"--num_processes={count}", f"--devices={devices}", "--"]
-        done = subprocess.run(launcher + command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            launcher + command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr
         found = [json.loads((tmp_path / f"out.{i}").read_text()) for i in range(count)]
         pixels = [[batch["pixels"] for batch in process] for process in found]
@@ -172,10 +181,17 @@ def test_one_two_and_four_processes_read_the_same_global_batches(tmp_path):
 
 
 def test_two_processes_train_stop_on_sigterm_and_continue(tmp_path):
-    """The loss of two processes follows that of one; SIGTERM to the launcher stops both at one step with exit code 75."""
+    """Two processes follow the loss of one; SIGTERM to the launcher stops both at one step with exit code 75."""
     (tmp_path / "tiny.py").write_text(TINY)
     arguments = ["--config.total_steps=60", "--config.checkpoint.every=50", "--config.evals.val.every=0"]
-    command = [sys.executable, "-m", "vit_jax.train", f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}/two", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "vit_jax.train",
+        f"--config={tmp_path}/tiny.py",
+        f"--workdir={tmp_path}/two",
+        *arguments,
+    ]
     launcher = [sys.executable, "-m", "launch.local", "--num_processes=2", "--devices=1", "--", *command]
     job = subprocess.Popen(launcher, env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for_step(tmp_path / "two", 10, job)

@@ -140,7 +140,9 @@ def all_recipes() -> list[str]:
 
 
 def test_every_config_file_is_covered():
-    assert {path.name for path in CONFIGS.glob("*.py")} == {name.split(":")[0] for name in all_recipes()} | {"evaluate.py"}
+    assert {path.name for path in CONFIGS.glob("*.py")} == {name.split(":")[0] for name in all_recipes()} | {
+        "evaluate.py"
+    }
 
 
 @pytest.mark.parametrize("recipe", all_recipes())
@@ -157,5 +159,7 @@ def test_dry_run_shows_shards_and_says_what_it_cannot_know(capsys):
     out = capsys.readouterr().out
     assert "86,567,656" not in out and "87,158,248 parameters" in out  # with pre_logits
     assert "Transformer/encoderblock_11/MlpBlock_3/Dense_0/kernel" in out and "'tensor'" in out
-    assert train.main([f"--config={CONFIGS}/pretrain.py:B/16,folder:/nowhere", "--dry_run"]) == 2
+    assert train.main([f"--config={CONFIGS}/pretrain.py:B/16,resisc45", "--dry_run"]) == 2
     assert "set data.num_examples and model.num_classes" in capsys.readouterr().err
+    counts = ["--config.data.num_examples=31500", "--config.model.num_classes=45", "--config.optim.warmup_steps=200"]
+    assert train.main([f"--config={CONFIGS}/pretrain.py:B/16,resisc45", "--dry_run", *counts]) == 0

@@ -50,7 +50,9 @@ def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
 def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
     mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = {k: v.spec for k, v in layout.flatten(sharding.param_specs(pretrained.abstract_params(model), mesh)).items()}
+    specs = {
+        k: v.spec for k, v in layout.flatten(sharding.param_specs(pretrained.abstract_params(model), mesh)).items()
+    }
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     assert specs[f"{attention}/query/kernel"] == PartitionSpec("fsdp", "tensor", None)
@@ -70,7 +72,9 @@ def test_scanned_layers_are_split_like_single_ones():
     assert query == PartitionSpec(None, "fsdp", "tensor", None)
 
 
-@pytest.mark.parametrize(("sizes", "wanted"), [(dict(data=8), 8), (dict(data=2, tensor=4), 2), (dict(fsdp=4, data=2), 8)])
+@pytest.mark.parametrize(
+    ("sizes", "wanted"), [(dict(data=8), 8), (dict(data=2, tensor=4), 2), (dict(fsdp=4, data=2), 8)]
+)
 def test_local_rows_are_all_rows_of_a_single_process_and_must_divide(sizes, wanted):
     mesh = sharding.make_mesh(ONE | sizes)
     np.testing.assert_array_equal(sharding.local_rows(mesh, 16), np.arange(16))

@@ -1,4 +1,4 @@
-"""The training step against the published one, and its invariants: accumulation, masking, devices, non-finite values."""
+"""The training step against the published one, and what must not change it: microbatches, padding, devices."""
 
 import dataclasses
 

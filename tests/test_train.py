@@ -98,11 +98,16 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
         patch.setattr(perf.ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None)
         with pytest.raises(ZeroDivisionError):
             run(tiny, folder, "--config.mesh.fsdp=2")
-    changes = ["--config.mesh.tensor=2", "--config.mesh.fsdp=4", "--config.model.scan=true", "--config.model.remat=full"]
+    changes = [
+        "--config.mesh.tensor=2",
+        "--config.mesh.fsdp=4",
+        "--config.model.scan=true",
+        "--config.model.remat=full",
+    ]
     assert run(tiny, folder, *changes, "--config.accum_steps=2") == 0
     losses, truth = ([line["train/loss"] for line in metric_lines(path)] for path in (folder, workdir))
     np.testing.assert_allclose(losses, truth, rtol=1e-4)
-    model, params = vit_jax.from_pretrained(folder)
+    _, params = vit_jax.from_pretrained(folder)
     truth = final_params(workdir)
     for key, value in layout.flatten(params).items():
         np.testing.assert_allclose(value, truth[key], atol=2e-3 * max(np.abs(truth[key]).max(), 1e-2), err_msg=key)
@@ -158,7 +163,12 @@ def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
 def test_fine_tuning_from_a_published_file(tmp_path, tiny):
     arrays, _ = golden("load_drophead_token_4to6")
     np.savez(tmp_path / "weights.npz", **below(arrays, "pretrained"))
-    model = ["--config.model.variant=Ti/8", "--config.model.width=32", "--config.model.pool=tok", "--config.image_size=48"]
+    model = [
+        "--config.model.variant=Ti/8",
+        "--config.model.width=32",
+        "--config.model.pool=tok",
+        "--config.image_size=48",
+    ]
     still = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.optim.lr=1e-12"]
     init = f"--config.init_from={tmp_path}/weights.npz"
     depth = len({key.split("/")[2] for key in arrays if key.startswith("pretrained/Transformer/encoderblock_")})
@@ -200,7 +210,7 @@ def test_from_pretrained_reads_a_workdir_and_a_checkpoint(done):
     assert not same_bits(layout.flatten(params), layout.flatten(older))
 
 
-# --- failures: one line, the right exit code, nothing lost -------------------------------------------------------------
+# --- failures: one line, the right exit code, nothing lost ------------------------------------------------------------
 
 
 def test_a_workdir_of_another_config_says_which_keys_differ(done, capsys):

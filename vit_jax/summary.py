@@ -27,7 +27,7 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
     return [
         f"model       {config.model.variant}, {count:,} parameters, {model.grid[0]} x {model.grid[1]} patches of "
         f"{side[0]} x {side[1]} pixels, {model.num_classes} classes",
-        f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; {run:.3g} for the run",
+        f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; {run:.3g} in all",
         f"data        {config.data.name} {config.data.split}, {examples:,} examples, batch {batch}{microbatches}",
         f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, {config.optim.name}, "
         f"{config.optim.schedule}; learning rate by step {schedule_line(config.optim, schedule, total_steps)}",

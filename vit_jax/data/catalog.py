@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from vit_jax.data import folder, splits
 from vit_jax.errors import UserError
 
 
@@ -39,11 +40,16 @@ class Facts:
 
 
 def declared(config) -> Facts:
-    """Facts without touching the data: from the config, else from the catalog.
+    """Facts without reading a record: from the config, else from the catalog, else from the listing of a folder.
 
     Raises:
-      UserError: neither knows them.
+      UserError: none of them knows.
     """
+    if config.data.name.startswith("folder:"):
+        root = config.data.name.removeprefix("folder:")
+        names, _, _, parts = folder.load(root)
+        examples = len(splits.select(config.data.split, parts, root))
+        return Facts(examples, config.model.num_classes or len(names), tuple(names))
     known = CATALOG.get(config.data.name)
     examples = config.data.num_examples or (known.examples.get(config.data.split, 0) if known else 0)
     classes = config.model.num_classes or (known.num_classes if known else 0)
