@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "metrics": {"errors"},
     "figures": {"metrics"},
     "checkpoint": {"errors", "sharding"},
-    "workdir": {"errors", "config"},
+    "workdir": {"errors", "config", "checkpoint"},
     "summary": {"layout", "perf", "sharding"},
     "pretrained": {"errors", "checkpoint", "layout", "sharding", "models"},
     "models": {"errors", "sharding", "models"},

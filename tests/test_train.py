@@ -311,3 +311,11 @@ def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path
     line = last_error(capsys)
     assert "not finite in 1 updates" in line and "lower optim.lr" in line
     assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
+
+
+def test_paths_may_be_relative(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(tiny, "run", "--config.total_steps=4") == 0
+    model, _ = vit_jax.from_pretrained("run")
+    assert model.width == 32
+    assert str(checkpoint.absolute("gs://bucket/run")) == "gs://bucket/run"

@@ -132,13 +132,18 @@ class SaveRequest:
         return self.received
 
 
+def absolute(path) -> epath.Path:
+    """A local path made absolute, as Orbax wants it; gs:// and the like as they are."""
+    return epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
+
+
 def find(path) -> epath.Path:
     """The folder of one checkpoint, from it, from a `checkpoints` folder, or from a workdir (the newest).
 
     Raises:
       UserError: there is none.
     """
-    path = epath.Path(path)
+    path = absolute(path)
     for folder in (path, path / "checkpoints"):
         if (folder / "state").exists() and (folder / "meta").exists():
             return folder

@@ -1,6 +1,8 @@
 """How a failure reaches the user: one line on stderr and an exit code, never a traceback by surprise."""
 
 import errno
+import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -25,21 +27,27 @@ class Preempted(Exception):
 
 
 STORAGE_ERRORS = {
-    errno.ENOSPC: "no space left on the device",
+    errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is used up",
-    errno.EACCES: "no permission",
+    errno.EFBIG: "a file would be larger than is allowed",
+    errno.EACCES: "permission is denied",
     errno.EROFS: "the file system is read-only",
     errno.ENOTDIR: "a part of the path is a file",
 }
 
 
-def storage_error(error: BaseException) -> OSError | None:
-    """The OSError of a full or unwritable disk behind `error` (libraries wrap them), or None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in STORAGE_ERRORS:
-            return seen
-        seen = seen.__cause__ or seen.__context__
+def storage_problem(error: BaseException) -> str | None:
+    """What is wrong with the disk, where `error` comes from one that is full or can't be written; else None.
+
+    Libraries wrap such an OSError, or (TensorStore) give only its text.
+    """
+    while error is not None:
+        for code, meaning in STORAGE_ERRORS.items():
+            if isinstance(error, OSError) and error.errno == code:
+                return f"{meaning}: {error.filename}" if error.filename else meaning
+            if not isinstance(error, OSError) and os.strerror(code) in str(error):
+                return meaning
+        error = error.__cause__ or error.__context__
     return None
 
 
@@ -49,6 +57,9 @@ def one_line(error: BaseException) -> str:
 
 def run(main: Callable[[], None], debug: bool) -> int:
     """Runs `main` and returns the exit code; `debug` lets every exception through with its traceback."""
+    if not debug:
+        for library in ("absl", "asyncio"):  # they would print what is raised to us a second time, with tracebacks
+            logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         main()
     except Preempted:
@@ -62,13 +73,12 @@ def run(main: Callable[[], None], debug: bool) -> int:
         print("error: interrupted; the last saved checkpoint is whole, and the same command continues", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
-        cause = storage_error(error)
-        if debug or cause is None:
+        problem = storage_problem(error)
+        if debug or problem is None:
             raise
-        where = f" at {cause.filename}" if cause.filename else ""
         print(
-            f"error: {STORAGE_ERRORS[cause.errno]}{where}: earlier checkpoints are intact; "
-            "make room or choose another --workdir, then run the same command again",
+            f"error: writing failed, {problem}: earlier checkpoints are intact; make room or choose another --workdir, "
+            "then run the same command again",
             file=sys.stderr,
         )
         return UserError.exit_code

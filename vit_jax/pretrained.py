@@ -169,7 +169,7 @@ def read(path, grid=None, image_size=None) -> Weights:
     Raises:
       UserError: it can't be read, or the grid is neither given nor a square.
     """
-    location = epath.Path(path).expanduser()
+    location = checkpoint.absolute(path)
     if not location.exists():
         raise UserError(f"{path} does not exist: give a workdir, a checkpoint folder, or a published .npz file")
     if location.is_dir():

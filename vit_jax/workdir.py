@@ -11,8 +11,9 @@ import jax
 from etils import epath
 
 import vit_jax
+from vit_jax import checkpoint
 from vit_jax import config as configs
-from vit_jax.errors import UserError, storage_error
+from vit_jax.errors import UserError, storage_problem
 
 # A run may be continued with other values of these, and of nothing else.
 CONTINUABLE = re.compile(
@@ -27,15 +28,15 @@ def make(path: str) -> epath.Path:
     Raises:
       UserError: it can't.
     """
-    workdir = epath.Path(path).expanduser()
+    workdir = checkpoint.absolute(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe = workdir / f".write_test_{jax.process_index()}"
         probe.write_text("ok")
         probe.unlink()
     except OSError as error:
-        cause = storage_error(error) or error
-        raise UserError(f"--workdir={path} can't be written ({cause.strerror}): choose another folder") from error
+        problem = storage_problem(error) or error
+        raise UserError(f"--workdir={path} can't be written ({problem}): choose another folder") from error
     return workdir
 
 

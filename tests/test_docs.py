@@ -1,0 +1,132 @@
+"""Every command and snippet of the README runs; links lead somewhere; the project speaks of itself only."""
+
+import ast
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import demo, evaluate, train
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+
+
+def test_the_demo_runs_the_commands_that_the_readme_shows():
+    shown = [shlex.split(command) for command in COMMANDS]
+    for command in demo.commands(pathlib.Path("demo_workdir")):
+        stripped = [word for word in command if not word.startswith("--json")]
+        if stripped[-1].endswith("init_from=demo_workdir/pretrain") and "vit_jax.evaluate" in stripped:
+            continue  # the same evaluation, of the other stage
+        assert stripped in shown, command
+
+
+def test_every_command_is_a_make_target_or_python():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in COMMANDS:
+        words = shlex.split(command)
+        assert words[:2] == ["python", "-m"] or (words[0] == "make" and set(words[1:]) <= targets), command
+
+
+PODS = [command for command in COMMANDS if "gs://" in command]
+
+
+@pytest.mark.parametrize("command", PODS)
+def test_pod_commands_dry_run(command, capsys):
+    arguments = shlex.split(command)[3:]
+    assert train.main([*arguments, *([] if "--dry_run" in arguments else ["--dry_run"])]) == 0
+    assert "parameters" in capsys.readouterr().out
+
+
+def make_photos(root: pathlib.Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (root / name).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(root / name / f"{i}.jpg")
+
+
+def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
+    """As it stands, but for the size of model, images and batch, and weights of that size."""
+    import jax
+
+    import vit_jax
+    from vit_jax import layout
+
+    (command,) = [command for command in COMMANDS if "folder:my_photos" in command]
+    monkeypatch.chdir(tmp_path)
+    make_photos(tmp_path / "my_photos")
+    sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
+    model = vit_jax.create_model("B/16", num_classes=7, image_size=32, pre_logits=True, **sizes)
+    params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3)))["params"]
+    np.savez("B_16.npz", **layout.flatten(params))
+    small = [f"--config.model.{key}={value}" for key, value in sizes.items()]
+    small += [
+        "--config.image_size=48",
+        "--config.data.batch_size=8",
+        "--config.total_steps=2",
+        "--config.model.dtype=float32",
+    ]
+    small += ["--config.optim.warmup_steps=1"]
+    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
+    assert train.main([*arguments, *small]) == 0
+    assert '"eval/test/count": 4.0' in pathlib.Path("my_run/metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatch, capfd):
+    """`make demo` without the installation: what it prints, draws, and reaches."""
+    assert demo.main([f"--workdir={tmp_path}/demo_workdir"]) == 0
+    out = capfd.readouterr().out
+    assert "test top-1" in out and "loss.png" in out and "accuracy.png" in out
+    for name in ("loss", "accuracy"):
+        with Image.open(tmp_path / f"demo_workdir/{name}.png") as picture:
+            assert picture.size[0] > 800 and len(picture.convert("L").getcolors(10_000)) > 10
+    monkeypatch.chdir(tmp_path)
+    (command,) = [command for command in COMMANDS if "vit_jax.evaluate" in command]
+    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
+    assert evaluate.main([*arguments, "--json=out.json"]) == 0
+    (top1,) = re.findall(r'"eval/test/top1": ([\d.]+)', pathlib.Path("out.json").read_text())
+    assert float(top1) >= 0.97
+    (snippet,) = blocks("python")
+    scope = {}
+    exec(snippet, scope)
+    assert scope["model"].num_classes == 100 and scope["model"].image_size == (48, 48)
+
+    (command,) = [command for command in COMMANDS if "launch.local" in command]
+    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.local", *arguments, "--config.total_steps=60"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_snippets_in_the_documents_parse():
+    for page in (ROOT / "docs").glob("*.md"):
+        for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            ast.parse(snippet)
+
+
+def test_files_that_the_readme_names_exist():
+    for name in re.findall(r"`((?:vit_jax|configs)/[\w/.]+)", README):
+        assert (ROOT / name).exists(), name
