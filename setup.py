@@ -1,4 +1,4 @@
-"""Packaging of vit_jax. Lower bounds are the oldest releases that the tests were run against."""
+"""Packaging of vit_jax. Lower bounds are the releases that the tests were run with; older ones may work."""
 
 import pathlib
 import re
@@ -9,27 +9,27 @@ ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "vit_jax/__init__.py").read_text())[1]
 
 CORE = [
-    "jax>=0.10.0",
+    "jax>=0.10.2",
     "flax>=0.12.8",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
     "ml-collections>=1.1.0",
     "clu>=0.0.12",
-    "tensorboard>=2.19.0",  # clu.metric_writers imports it without declaring it
+    "tensorboard>=2.21.0",  # clu.metric_writers imports it without declaring it
     "tensorflow-cpu>=2.21.0; platform_machine == 'x86_64' and sys_platform != 'darwin'",
     "tensorflow>=2.21.0; platform_machine != 'x86_64' or sys_platform == 'darwin'",
     "tensorflow-datasets>=4.9.10",
-    "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
-    "array_record>=0.8.0",
-    "etils[epath]>=1.12",
-    "numpy>=2.0",
-    "rich>=13.0",
-    "matplotlib>=3.9",
-    "scikit-learn>=1.5",
-    "scipy>=1.13",
-    "pillow>=10.0",
+    "importlib_resources>=7.1",  # tensorflow-datasets imports it without declaring it
+    "array_record>=0.8.6",
+    "etils[epath]>=1.15",
+    "numpy>=2.4",
+    "rich>=15.0",
+    "matplotlib>=3.11",
+    "scikit-learn>=1.9",
+    "scipy>=1.17",
+    "pillow>=13.0",
 ]
-TEST = ["pytest>=8.0"]
+TEST = ["pytest>=9.2"]
 PLAN = ["libtpu>=0.0.40"]
 
 setuptools.setup(
@@ -44,9 +44,9 @@ setuptools.setup(
     install_requires=CORE,
     extras_require={
         "test": TEST,
-        "dev": [*TEST, "ruff>=0.9"],
-        "tpu": ["jax[tpu]>=0.10.0"],
-        "gpu": ["jax[cuda12]>=0.10.0"],
+        "dev": [*TEST, "ruff>=0.17"],
+        "tpu": ["jax[tpu]>=0.10.2"],
+        "gpu": ["jax[cuda13]>=0.10.2"],
         "plan": PLAN,
     },
 )

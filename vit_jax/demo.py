@@ -57,8 +57,9 @@ def run_command(command: list[str]) -> None:
 def report(workdir: pathlib.Path, seconds: float) -> None:
     """Draws the curves and prints the table."""
     folders = {stage: epath.Path(workdir / stage) for stage in STAGES}
-    figures.curves(folders, "train/loss", "training loss", epath.Path(workdir / "loss.png"))
-    figures.curves(folders, "eval/val/top1", "validation top-1", epath.Path(workdir / "accuracy.png"))
+    losses = {"training loss (with mixup)": "train/loss", "validation loss": "eval/val/loss"}
+    figures.curves(folders, losses, epath.Path(workdir / "loss.png"))
+    figures.curves(folders, {"validation top-1": "eval/val/top1"}, epath.Path(workdir / "accuracy.png"))
     table = Table(title=f"digits, {seconds:.0f} seconds in all")
     for column in ("stage", "image size", "validation top-1", "test top-1"):
         table.add_column(column, justify="left" if column == "stage" else "right")

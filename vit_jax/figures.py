@@ -14,22 +14,24 @@ def series(workdir: epath.Path, name: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def curves(runs: Mapping[str, epath.Path], metric: str, label: str, path: epath.Path) -> None:
-    """Draws `metric` of every run, side by side with a common vertical axis, as a PNG.
+def curves(runs: Mapping[str, epath.Path], lines: Mapping[str, str], path: epath.Path) -> None:
+    """Draws metrics of every run, side by side with a common vertical axis, as a PNG.
 
     Args:
       runs: title -> workdir.
-      metric: key of metrics.jsonl.
-      label: of the vertical axis.
+      lines: label -> key of metrics.jsonl; the first is drawn thin where there are several.
       path: of the PNG.
     """
     figure = Figure(figsize=(4.5 * len(runs), 3.4), layout="constrained")
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (title, workdir) in zip(panels, runs.items(), strict=True):
-        steps, values = series(workdir, metric)
-        panel.plot(steps, values, marker="o" if len(steps) < 20 else None, markersize=4)
+        for i, (label, name) in enumerate(lines.items()):
+            thin = i == 0 and len(lines) > 1
+            panel.plot(
+                *series(workdir, name), label=label, linewidth=0.8 if thin else 2.0, marker=None if thin else "o"
+            )
         panel.set(title=title, xlabel="step")
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel(label)
+    panels[0].legend()
     with path.open("wb") as file:
         figure.savefig(file, format="png", dpi=120)

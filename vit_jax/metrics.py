@@ -14,6 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 log = logging.getLogger(__name__)
 
 
+class StderrHandler(logging.StreamHandler):
+    """Looks up sys.stderr at every line: the progress bar replaces it so that lines pass above the bar."""
+
+    def __init__(self):
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self):
+        return sys.stderr
+
+
 @contextlib.contextmanager
 def logging_to(workdir: epath.Path | None):
     """Sends the project's log to stderr and, from the leading process, to log.txt in `workdir` if there is one."""
@@ -22,10 +33,9 @@ def logging_to(workdir: epath.Path | None):
     root.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
     with contextlib.ExitStack() as stack:
-        streams = [sys.stderr]
+        root.handlers[:] = [StderrHandler()]
         if workdir is not None and jax.process_index() == 0:
-            streams.append(stack.enter_context((workdir / "log.txt").open("a")))
-        root.handlers[:] = [logging.StreamHandler(stream) for stream in streams]
+            root.addHandler(logging.StreamHandler(stack.enter_context((workdir / "log.txt").open("a"))))
         for handler in root.handlers:
             handler.setFormatter(form)
         yield
