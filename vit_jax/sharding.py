@@ -48,9 +48,7 @@ def start_processes() -> None:
     names = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
     given = [name for name in names if name in os.environ]
     if not given:
-        if any(name in os.environ for name in ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES")):
-            jax.distributed.initialize()
-        return
+        return detect_cluster()
     if len(given) < len(names):
         raise UserError(
             f"{', '.join(set(names) - set(given))} not set in the environment: set all of {', '.join(names)}"
@@ -60,6 +58,18 @@ def start_processes() -> None:
     except ValueError:
         raise UserError(f"{names[1]} and {names[2]} in the environment must be whole numbers: correct them") from None
     jax.distributed.initialize(os.environ[names[0]], count, index, cluster_detection_method="deactivate")
+
+
+def detect_cluster() -> None:
+    """Joins the job of a TPU VM pod, GKE, Slurm or Open MPI, as JAX finds it; outside of them, stays alone."""
+    try:
+        jax.distributed.initialize()
+    except ValueError as error:
+        if "coordinator_address should be defined" not in str(error):  # what JAX says where it finds no cluster
+            raise
+    except RuntimeError as error:
+        if "must be called before" not in str(error):  # a program that computes already, such as a notebook
+            raise
 
 
 def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
