@@ -107,9 +107,10 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     assert scope["model"].num_classes == 100 and scope["model"].image_size == (48, 48)
 
     (command,) = [command for command in COMMANDS if "launch.local" in command]
-    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
+    words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)]
+    words = [sys.executable if word == "python" else word for word in words]
     done = subprocess.run(
-        [sys.executable, "-m", "launch.local", *arguments, "--config.total_steps=60"],
+        [*words, "--config.total_steps=60"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

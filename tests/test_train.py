@@ -242,7 +242,6 @@ BAD = {
     "examples": (["--config.data.num_examples=7"], "num_examples=7, but digits train has 1077"),
     "length": (["--config.total_steps=0"], "total_steps and total_epochs are both 0"),
     "short": (["--config.total_epochs=0.01"], "less than one batch"),
-    "warm-up": (["--config.optim.warmup_steps=13"], "warmup_steps=13 .* do not fit into total_steps=12"),
     "variant": (["--config.model.variant=Q/4"], "unknown variant 'Q/4'"),
     "init_from": (["--config.init_from=/no/weights.npz"], "/no/weights.npz does not exist"),
     "small image": (["--config.image_size=2"], "smaller than one patch"),
@@ -297,6 +296,17 @@ def test_a_workdir_that_cannot_be_written_is_named(tiny, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     assert run(tiny, tmp_path / "file/run") == 2
     assert "can't be written" in last_error(capsys)
+
+
+def test_a_wrong_command_line_ends_in_one_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--workdir=x"])
+    assert stop.value.code == 2 and "required: --config" in last_error(capsys)
+
+
+def test_a_store_that_cannot_be_reached_is_named(tiny, tmp_path, capsys):
+    assert run(tiny, tmp_path / "run", "--config.init_from=nowhere://bucket/weights.npz") == 2
+    assert "nowhere://bucket/weights.npz" in last_error(capsys)
 
 
 def test_a_missing_workdir_argument_is_named(tiny, capsys):

@@ -3,7 +3,6 @@
 python -m vit_jax.demo [--workdir=DIR]
 """
 
-import argparse
 import json
 import pathlib
 import shlex
@@ -75,7 +74,7 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.ArgumentParser("vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)

@@ -1,11 +1,20 @@
 """How a failure reaches the user: one line on stderr and an exit code, never a traceback by surprise."""
 
+import argparse
 import errno
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Reports a wrong command line like every other error: in one line that is the last."""
+
+    def error(self, message: str):
+        print(f"error: {message}: see --help", file=sys.stderr)
+        sys.exit(UserError.exit_code)
 
 
 class UserError(Exception):

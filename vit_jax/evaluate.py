@@ -3,7 +3,6 @@
 python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]] --config.init_from=CHECKPOINT
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -37,7 +36,7 @@ def evaluate(config) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="what to evaluate on; --config.KEY=VALUE"
     )

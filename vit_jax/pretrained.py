@@ -170,7 +170,11 @@ def read(path, grid=None, image_size=None) -> Weights:
       UserError: it can't be read, or the grid is neither given nor a square.
     """
     location = checkpoint.absolute(path)
-    if not location.exists():
+    try:
+        exists = location.exists()
+    except Exception as error:  # every store has errors of its own
+        raise UserError(f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access") from error
+    if not exists:
         raise UserError(f"{path} does not exist: give a workdir, a checkpoint folder, or a published .npz file")
     if location.is_dir():
         return read_checkpoint(location)

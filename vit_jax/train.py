@@ -3,7 +3,6 @@
 python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--dry_run] [--debug]
 """
 
-import argparse
 import dataclasses
 import functools
 import logging
@@ -88,11 +87,10 @@ def make_model(config, num_classes: int) -> vit.VisionTransformer:
 
 
 def make_optimizer(config, model, total_steps: int):
-    """(tx, schedule) of the run, with the config's mistakes as UserErrors."""
-    try:
-        return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
-    except ValueError as error:
-        raise UserError(f"config.optim: {error}: correct it") from error
+    """(tx, schedule) of the run."""
+    if config.optim.warmup_steps >= total_steps:
+        log.warning("the %d steps of the run end inside the warm-up of %d", total_steps, config.optim.warmup_steps)
+    return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
 
 
 def make_train_step(config, model, tx, schedule) -> Callable:
@@ -348,7 +346,7 @@ def dry_run(config) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
     )

@@ -13,7 +13,7 @@ from etils import epath
 import vit_jax
 from vit_jax import checkpoint
 from vit_jax import config as configs
-from vit_jax.errors import UserError, storage_problem
+from vit_jax.errors import UserError, one_line, storage_problem
 
 # A run may be continued with other values of these, and of nothing else.
 CONTINUABLE = re.compile(
@@ -34,8 +34,8 @@ def make(path: str) -> epath.Path:
         probe = workdir / f".write_test_{jax.process_index()}"
         probe.write_text("ok")
         probe.unlink()
-    except OSError as error:
-        problem = storage_problem(error) or error
+    except Exception as error:  # every store has errors of its own
+        problem = storage_problem(error) or one_line(error)[:160]
         raise UserError(f"--workdir={path} can't be written ({problem}): choose another folder") from error
     return workdir
 

@@ -63,7 +63,7 @@ def load(root: str) -> tuple[list[str], list[str], np.ndarray, dict[str, np.ndar
       UserError: the folder, its class folders or their images are missing, or a class is unknown to train.
     """
     path = pathlib.Path(root).expanduser()
-    if not path.is_dir():
+    if not root or not path.is_dir():
         raise UserError(f"image folder {path.absolute()} does not exist: correct data.name=folder:PATH")
     below = subfolders(path)
     folders = {split: below[name] for split, names in SPLITS.items() for name in names if name in below}
