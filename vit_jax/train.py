@@ -243,11 +243,11 @@ class Run:
                 state, step_metrics = self.train_step(state, self.timer.next_batch(batches))
                 bar.advance(number)
                 stop, scalars = request.due(number), {}
-                if stop or due(number, config.log_every, total):
+                if due(number, config.log_every, total):
                     scalars |= fetch(number, step_metrics) | self.timer.report() | {"data/skipped": len(host.bad)}
                     bar.report(number, scalars)
                 saving = stop or due(number, config.checkpoint.every, total)
-                scalars |= self.evaluate(number, state, saving)
+                scalars |= self.evaluate(number, state, saving and not stop)
                 if scalars:  # written before the save: a kill between them loses no line
                     self.writer.write(number, scalars | stalls)
                     stalls = {}
