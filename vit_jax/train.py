@@ -35,6 +35,8 @@ from vit_jax.models import vit
 
 log = logging.getLogger("vit_jax.train")
 
+EVALUATORS = {"classification": classification.evaluate}
+
 
 def due(number: int, every: int, total: int) -> bool:
     """Whether something that happens every `every` steps, and at the end, happens after `number` updates."""
@@ -173,8 +175,8 @@ def start_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainS
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def open_evals(config, mesh, num_classes: int) -> dict[str, Callable[[], Iterator[dict]]]:
-    """For every entry of `config.evals` a function that yields its batches from the start."""
+def open_evals(config, mesh, num_classes: int) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
+    """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start."""
     from vit_jax.data import pipeline, sources, to_device
 
     def batches(host, rows, size):
@@ -191,7 +193,7 @@ def open_evals(config, mesh, num_classes: int) -> dict[str, Callable[[], Iterato
         size = data.batch_size or config.data.batch_size
         rows = sharding.local_rows(mesh, size)
         host = pipeline.eval_pipeline(data, source, rows, size, config.image_size, config.data.on_corrupt)
-        opened[name] = functools.partial(batches, host, rows, size)
+        opened[name] = EVALUATORS[entry.type], functools.partial(batches, host, rows, size)
     return opened
 
 
@@ -206,7 +208,8 @@ def run_evals(evals, eval_step, params, wanted: Callable[[str], bool]) -> dict[s
     """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now."""
     scalars = {}
     for name in filter(wanted, evals):
-        result = classification.evaluate(eval_step, params, evals[name]())
+        evaluate, batches = evals[name]
+        result = evaluate(eval_step, params, batches())
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
         log.info("eval %s: top1 %.4f, loss %.4f, %d examples", name, result["top1"], result["loss"], result["count"])
     return scalars
