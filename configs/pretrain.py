@@ -28,6 +28,7 @@ JFT300M = {
     "R50+L/16": (14, 4e-4),
 }
 IMAGENET21K = {"B/16": (90, 1e-3), "B/32": (90, 1e-3), "L/16": (90, 1e-3), "L/32": (90, 1e-3)}
+WARMUP_ELSEWHERE = 100
 # "ViT-*" in the table.
 IMAGENET2012 = (300, 3e-3)
 
@@ -66,6 +67,9 @@ def get_config(arg="B/16,imagenet2012"):
     if dataset == "jft300m":
         config.model.dropout = 0.0
         config.optim.wd = 0.1
+
+    if dataset not in ("jft300m", "imagenet21k", "imagenet2012"):
+        config.optim.warmup_steps = WARMUP_ELSEWHERE  # 10k steps would be more than most of these runs
 
     known = CATALOG.get(dataset)
     if known and known.test != "train":

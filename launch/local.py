@@ -5,6 +5,7 @@ python -m launch.local --num_processes=4 [--devices=K] -- python -m vit_jax.trai
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,6 +61,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--devices", type=int, default=0, help="CPU devices of each process; 0: what JAX finds")
     parser.add_argument("command", nargs="+", help="behind --")
     args = parser.parse_args(argv)
+    if args.num_processes < 1:
+        parser.error(f"--num_processes={args.num_processes} must be at least 1")
+    if shutil.which(args.command[0]) is None:
+        parser.error(f"command {args.command[0]} is not found")
     return run(args.command, args.num_processes, args.devices)
 
 

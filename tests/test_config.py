@@ -159,3 +159,17 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
     for key, table in tables.items():
         assert set(configs.CHOICES[key]) == set(table), key
     assert set(configs.CHOICES["model.pool"]) <= set(vit.POOLS)
+
+
+def test_an_evaluation_of_defaults_alone_is_kept(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("def get_config():\n    return dict(evals=dict(test={}))\n")
+    assert configs.load(str(path)).evals.test.data.split == "test"
+
+
+@pytest.mark.parametrize("result", ["None", "[]", "3"])
+def test_a_config_that_is_no_dict_is_named(result, tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text(f"def get_config():\n    return {result}\n")
+    with pytest.raises(UserError, match="it must return a dict"):
+        configs.load(str(path))

@@ -318,7 +318,7 @@ def test_a_truncated_jpeg_fails_whatever_part_a_crop_needs(photos):
     """Crops near the top could be decoded, which would let the file pass in some epochs."""
     source = opened(photos)
     damage(photos / "a/07.jpg", "truncated")
-    config = train_config(20, area_min=0.05, on_corrupt="skip")
+    config = train_config(20, area_min=0.05, on_corrupt="skip", threads=40)
     batches = train(source, config, stop=8)
     assert [int(batch["mask"].sum()) for batch in batches] == [19] * 8
 

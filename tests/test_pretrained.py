@@ -170,3 +170,59 @@ def test_a_zip_without_arrays_is_refused(tmp_path):
         archive.writestr("readme.txt", "hello")
     with pytest.raises(UserError):
         vit_jax.from_pretrained(tmp_path / "w.npz")
+
+
+def test_a_new_head_is_zero_whatever_the_old_one_started_from(tmp_path):
+    path = published(tmp_path)
+    weights = pretrained.read(path)
+    biased = pretrained.Weights(weights.params, weights.fields | dict(head_bias=-10.0))
+    _, params = pretrained.build(biased, num_classes=5)
+    assert not params["head"]["bias"].any() and not params["head"]["kernel"].any()
+
+
+@pytest.mark.parametrize("name", ["head/bias", "head/kernel", "pre_logits/bias", "pre_logits/kernel"])
+def test_half_a_layer_is_an_error(name, tmp_path):
+    with pytest.raises(UserError, match=f"lack {name}"):
+        vit_jax.from_pretrained(published(tmp_path, without(name)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 3, 48), np.int32)}, "embedding/kernel of type int32"),
+        (lambda flat: flat | {"head/bias": np.float32(1)}, r"head/bias of type float32, shape \(\)"),
+        (lambda flat: flat | {"embedding/kernel": np.zeros(48, np.float32)}, r"embedding/kernel of shape \(48,\)"),
+        (lambda flat: flat | {pretrained.POSEMB: np.zeros((1, 1, 48), np.float32)}, "it has no patch rows"),
+        (lambda flat: flat | {"cls": np.array(["text"])}, "cls of type <U4"),
+    ],
+)
+def test_arrays_that_are_no_weights_are_named(change, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        vit_jax.from_pretrained(published(tmp_path, change))
+
+
+def test_bfloat16_and_float64_files_are_read_as_float32(tmp_path):
+    import ml_dtypes
+
+    _, plain = vit_jax.from_pretrained(published(tmp_path))
+    _, double = vit_jax.from_pretrained(published(tmp_path, lambda f: {k: v.astype(np.float64) for k, v in f.items()}))
+    _, half = vit_jax.from_pretrained(
+        published(tmp_path, lambda f: {k: v.astype(ml_dtypes.bfloat16) for k, v in f.items()})
+    )
+    for key, value in layout.flatten(plain).items():
+        np.testing.assert_array_equal(layout.flatten(double)[key], value)
+        found = layout.flatten(half)[key]
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, value.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_a_single_array_is_refused(tmp_path):
+    np.save(tmp_path / "w.npy", np.zeros(3))
+    with pytest.raises(UserError, match=r"can't be read as \.npz"):
+        vit_jax.from_pretrained(tmp_path / "w.npy")
+
+
+@pytest.mark.parametrize("size", [16.5, "a", (1, 2, 3)])
+def test_odd_sizes_are_named(size):
+    with pytest.raises(UserError, match="neither a whole number nor a pair"):
+        vit_jax.create_model("Ti/16", image_size=size)

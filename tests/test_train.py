@@ -329,3 +329,85 @@ def test_paths_may_be_relative(tiny, tmp_path, monkeypatch):
     model, _ = vit_jax.from_pretrained("run")
     assert model.width == 32
     assert str(checkpoint.absolute("gs://bucket/run")) == "gs://bucket/run"
+
+
+def class_folder(root: pathlib.Path, names: list[str]) -> str:
+    """Images of one colour by class name, the same whichever classes are there."""
+    colours = dict(cat=(250, 0, 0), dog=(0, 250, 0), eel=(0, 0, 250))
+    rng = np.random.default_rng(0)
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for i in range(8):
+            noise = rng.integers(0, 6, (9, 9, 3))
+            Image.fromarray((noise + colours[name]).astype(np.uint8)).save(root / name / f"{i}.png")
+    return f"folder:{root}"
+
+
+def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_training(tiny, tmp_path, capsys):
+    train_on = class_folder(tmp_path / "three", ["cat", "dog", "eel"])
+    test_on = class_folder(tmp_path / "two", ["dog", "eel"])
+    arguments = [f"--config.data.name={train_on}", "--config.data.batch_size=24", "--config.total_steps=40"]
+    arguments += ["--config.data.crop=resize", "--config.optim.lr=0.01", "--config.loss=sigmoid_xent"]
+    arguments += ["--config.evals.val.data.split=train", "--config.evals.val.every=0"]
+    assert run(tiny, tmp_path / "run", *arguments) == 0
+    last = metric_lines(tmp_path / "run")[-1]
+    assert last["eval/val/top1"] == 1.0
+    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    for name, out in ((train_on, "three.json"), (test_on, "two.json")):
+        arguments = [
+            f"--config={config}:{name},train",
+            f"--config.init_from={tmp_path}/run",
+            f"--json={tmp_path}/{out}",
+        ]
+        assert evaluate.main(arguments) == 0
+    three, two = (json.loads((tmp_path / out).read_text()) for out in ("three.json", "two.json"))
+    assert three["eval/test/loss"] == pytest.approx(last["eval/val/loss"], rel=1e-4)
+    assert (two["eval/test/top1"], two["eval/test/count"]) == (1.0, 16.0)
+    (tmp_path / "two/dog").rename(tmp_path / "two/fox")
+    assert evaluate.main([f"--config={config}:{test_on},train", f"--config.init_from={tmp_path}/run"]) == 2
+    assert "evals.test has the class 'fox', which the model has not" in last_error(capsys)
+
+
+def test_evaluate_refuses_what_would_have_no_effect(done, tmp_path, capsys):
+    _, workdir = done
+    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}"]
+    assert evaluate.main([*arguments, "--config.model.pool=tok"]) == 2
+    assert "model.pool has no effect in evaluate" in last_error(capsys)
+    assert evaluate.main([*arguments, f"--json={tmp_path}/no/out.json"]) == 2
+    assert "the folder of --json=" in last_error(capsys)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"config": 3}', "{", "\x00"])
+def test_a_damaged_config_json_is_named(text, tiny, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text(text)
+    assert run(tiny, tmp_path / "run") == 2
+    assert "config.json can't be read" in last_error(capsys)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"model": {"width": 0}, "class_names": [], "config": {}}'])
+def test_damaged_facts_of_a_checkpoint_are_named(text, done, tmp_path):
+    import shutil
+
+    from vit_jax.errors import UserError
+
+    _, workdir = done
+    shutil.copytree(workdir / "checkpoints/12", tmp_path / "12")
+    (file,) = [path for path in (tmp_path / "12/meta").rglob("*") if path.is_file()]
+    file.write_text(text)
+    with pytest.raises(UserError, match="12/meta"):
+        vit_jax.from_pretrained(tmp_path / "12")
+
+
+def test_a_workdir_that_could_not_be_read_back_is_refused(tiny, tmp_path, capsys):
+    assert run(tiny, tmp_path / "run[1]") == 2
+    assert "can't be read back" in last_error(capsys)
+
+
+def test_dry_run_needs_no_devices(capsys):
+    recipe = pathlib.Path(__file__).parent.parent / "configs/pretrain.py:B/16,imagenet2012"
+    assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=64", "--config.mesh.data=4"]) == 0
+    assert "'fsdp'" in capsys.readouterr().out
+    assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=3"]) == 2
+    assert "not divisible by the 3 devices" in last_error(capsys)

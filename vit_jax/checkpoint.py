@@ -73,6 +73,11 @@ class Checkpointer:
                 abstract = make_abstract(meta)
                 items = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
             except Exception as error:
+                if jax.process_count() > 1:  # alone, this process would go back to another step than the others
+                    raise UserError(
+                        f"checkpoint {step} in {self.manager.directory} can't be read ({one_line(error)[:200]}): "
+                        "move it away, and the one before is taken"
+                    ) from error
                 log.warning("checkpoint %s can't be read and is passed over: %s", step, one_line(error)[:300])
                 continue
             self.set_aside(steps[:number])
@@ -86,12 +91,11 @@ class Checkpointer:
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames unreadable checkpoints to damaged_STEP, so that these steps can be saved again."""
-        if jax.process_index() == 0:
-            for step in steps:
-                damaged = self.manager.directory / f"damaged_{step}"
-                if damaged.exists():
-                    damaged.rmtree()
-                (self.manager.directory / str(step)).rename(damaged)
+        for step in steps:
+            damaged = self.manager.directory / f"damaged_{step}"
+            if damaged.exists():
+                damaged.rmtree()
+            (self.manager.directory / str(step)).rename(damaged)
         if steps:
             self.manager.reload()
 

@@ -143,7 +143,7 @@ CHOICES = {
     "evals.*.data.crop": ("resize", "central"),
 }
 
-# Key -> (smallest, largest) allowed value; numbers that are not listed must not be negative.
+# Key -> (smallest, largest) allowed value; numbers that are not listed: 0 to 2^31 - 1.
 RANGES = {
     "seed": (0, 2**31 - 1),
     "image_size": (0, 65_536),
@@ -157,7 +157,7 @@ RANGES = {
     "data.randaug_magnitude": (0.0, 30.0),
     "data.prefetch": (1, 1000),
     "optim.lr": (1e-12, 1e6),
-    "optim.timescale": (1, 2**62),
+    "optim.timescale": (1, 2**31 - 1),
     "optim.ema_decay": (0.0, 1.0 - 1e-9),
     "optim.b1": (0.0, 1.0 - 1e-9),
     "optim.b2": (0.0, 1.0 - 1e-9),
@@ -213,7 +213,7 @@ def check_value(key: str, value, where: str):
     if allowed and value not in allowed:
         fail(key, f"={value!r} is none of {', '.join(map(str, allowed))}", f"{where}: choose one of them")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        low, high = RANGES.get(generic(key), (0, float("inf")))
+        low, high = RANGES.get(generic(key), (0, 2**31 - 1))
         if not low <= value <= high:
             fail(key, f"={value} is outside of {low} to {high}", f"{where}: choose a value in that range")
     return value
@@ -227,7 +227,7 @@ def import_file(path: str):
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"config file {path} fails to run: {type(error).__name__}: {error}: correct the file"
         ) from error
@@ -244,11 +244,13 @@ def read_file(location: str) -> dict[str, object]:
         config = module.get_config(arg) if arg else module.get_config()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"config {location}: get_config fails: {type(error).__name__}: {error}: check the argument behind the colon"
         ) from error
-    values = {}
+    if not isinstance(config, Mapping | ml_collections.ConfigDict):
+        raise UserError(f"config {location}: get_config returns {type(config).__name__}: it must return a dict")
+    values = {f"evals.{name}.type": eval_defaults()["type"] for name in config.get("evals", {})}
     for key, value in flatten(config):
         check_key(key, path)
         values[key] = check_value(key, value, path)

@@ -86,8 +86,8 @@ def run(main: Callable[[], None], debug: bool) -> int:
         if debug or problem is None:
             raise
         print(
-            f"error: writing failed, {problem}: earlier checkpoints are intact; make room or choose another --workdir, "
-            "then run the same command again",
+            f"error: {problem}: earlier checkpoints are intact; mend it or choose another --workdir, then run the same "
+            "command again",
             file=sys.stderr,
         )
         return UserError.exit_code

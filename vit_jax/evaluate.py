@@ -5,6 +5,7 @@ python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]] --conf
 
 import json
 import logging
+import math
 import sys
 
 import jax
@@ -12,7 +13,7 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax import errors, metrics, pretrained, sharding, train
-from vit_jax.errors import UserError
+from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.evaluate")
 
@@ -23,16 +24,28 @@ def evaluate(config) -> dict[str, float]:
         raise UserError("config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE")
     if not config.evals:
         raise UserError("config.evals is empty: the config file must have an entry in evals")
+    free, default = ("dtype", "softmax_dtype", "scan"), configs.defaults()
+    for key, value in config.model.items():
+        if key not in free and value != default.model[key]:
+            raise UserError(
+                f"config key model.{key} has no effect in evaluate: the weights say what the model is, leave it out"
+            )
     mesh = sharding.make_mesh(config.mesh)
-    fields = {key: config.model[key] for key in ("dtype", "softmax_dtype", "scan")}
-    model, params = pretrained.from_pretrained(config.init_from, image_size=config.image_size or None, **fields)
+    weights = pretrained.read(config.init_from, image_size=config.image_size or None)
+    fields = {key: config.model[key] for key in free}
+    model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
     sharding.check_model(model, mesh)
     with config.unlocked():
         config.image_size = model.image_size[0]
-    evals = train.open_evals(config, mesh, model.num_classes)
+        if config.loss == default.loss and weights.loss:
+            config.loss = weights.loss
+    evals = train.open_evals(config, mesh, weights.class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
-        return train.run_evals(evals, train.make_eval_step(config, model), params, lambda name: True)
+        scalars = train.run_evals(evals, train.make_eval_step(config, model), params, lambda name: True)
+    if bad := [name for name, value in scalars.items() if not math.isfinite(value)]:
+        raise NegativeResult(f"{bad[0]} of {config.init_from} is not finite: the weights are not sound")
+    return scalars
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +59,8 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
+        if args.json and not epath.Path(args.json).parent.is_dir():
+            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
         sharding.start_processes()
         with metrics.logging_to(None):
             scalars = evaluate(config)

@@ -38,18 +38,23 @@ def logging_to(workdir: epath.Path | None):
             root.addHandler(logging.StreamHandler(stack.enter_context((workdir / "log.txt").open("a"))))
         for handler in root.handlers:
             handler.setFormatter(form)
-        yield
-        root.handlers[:] = root.handlers[:1]
+        try:
+            yield
+        finally:
+            root.handlers[:] = root.handlers[:1]
 
 
 def read_lines(path: epath.Path) -> list[dict]:
     """The whole lines of a metrics.jsonl; a half line at the end (a kill while writing) is left out."""
     lines = []
-    for line in path.read_text().splitlines():
+    for text in path.read_bytes().splitlines():
         try:
-            lines.append(json.loads(line))
+            line = json.loads(text)
         except ValueError:
             break
+        if not isinstance(line, dict) or "step" not in line:
+            break
+        lines.append(line)
     return lines
 
 

@@ -5,8 +5,10 @@ import difflib
 import math
 import re
 import zipfile
+import zlib
 
 import jax
+import ml_dtypes
 import numpy as np
 import scipy.ndimage
 from etils import epath
@@ -33,6 +35,7 @@ class Weights:
     params: dict[str, np.ndarray]
     fields: dict
     class_names: tuple[str, ...] = ()
+    loss: str = ""  # that they were trained with, where it is known
 
 
 def resample_posemb(posemb, new_grid, old_grid=None, num_prefix: int = 1):
@@ -90,9 +93,11 @@ def read_npz(path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} does not exist: correct the path of the weights") from None
     except (
         ValueError,
+        TypeError,
         OSError,
         EOFError,
         zipfile.BadZipFile,
+        zlib.error,
         AttributeError,
         NotImplementedError,
         MemoryError,
@@ -100,6 +105,15 @@ def read_npz(path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again") from error
     params = {}
     for name, value in held.items():
+        if not isinstance(value, np.ndarray):
+            raise UserError(f"{path} has the entry {name}, which is no array: these are not the weights of a ViT")
+        if value.dtype.kind not in "fV" or not value.ndim:
+            raise UserError(
+                f"{path} has {name} of type {value.dtype}, shape {value.shape}: weights are arrays of floats"
+            )
+        if value.dtype.kind == "V":  # bfloat16, which .npz stores as raw bytes
+            value = value.view(ml_dtypes.bfloat16) if value.dtype.itemsize == 2 else value
+        value = value.astype(np.float32)
         parts = name.split("/")
         if any(part.startswith("encoderblock") for part in parts):
             parts = [LINEN_NAMES.get(part, part) for part in parts]
@@ -117,14 +131,20 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
       UserError: these are not the parameters of a ViT.
     """
 
-    def shape(name):
+    def shape(name, rank):
+        if name in params and (params[name].ndim != rank or not params[name].size):
+            raise UserError(f"{path} has {name} of shape {params[name].shape}: these are not the weights of a ViT")
         if name not in params:
             close = difflib.get_close_matches(name, params, n=1)
             hint = f"the nearest name is {close[0]}" if close else f"it has {len(params)} other names"
             raise UserError(f"{path} has no {name} ({hint}): these are not the weights of a ViT")
         return params[name].shape
 
-    kernel = shape("embedding/kernel")
+    def outputs(layer):
+        """Width of a layer, 0 where nothing of it is there; `compare` names what is missing of it."""
+        return next((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), 0)
+
+    kernel = shape("embedding/kernel", 4)
     blocks = {int(match[1]) for name in params if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
     if blocks != set(range(len(blocks))) or not blocks:
         raise UserError(f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file again")
@@ -132,13 +152,13 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
     fields = dict(
         width=kernel[-1],
         depth=len(blocks),
-        mlp_dim=shape(f"{block}/MlpBlock_3/Dense_0/kernel")[-1],
-        num_heads=shape(f"{block}/MultiHeadDotProductAttention_1/query/kernel")[1],
+        mlp_dim=shape(f"{block}/MlpBlock_3/Dense_0/kernel", 2)[-1],
+        num_heads=shape(f"{block}/MultiHeadDotProductAttention_1/query/kernel", 3)[1],
         patch_size=tuple(kernel[:2]),
         pool="tok" if "cls" in params else "map" if "MAPHead_0/probe" in params else "gap",
         posemb="learn" if POSEMB in params else "sincos2d",
-        pre_logits=params["pre_logits/bias"].shape[0] if "pre_logits/bias" in params else 0,
-        num_classes=params["head/bias"].shape[0] if "head/bias" in params else 0,
+        pre_logits=outputs("pre_logits"),
+        num_classes=outputs("head"),
     )
     if "conv_root/kernel" in params:
         units = [len({name.split("/")[1] for name in params if name.startswith(f"block{i}/")}) for i in range(1, 9)]
@@ -153,9 +173,13 @@ def read_checkpoint(path) -> Weights:
     folder = checkpoint.find(path)
     meta = checkpoint.read_meta(folder)
     params = unstack_blocks(checkpoint.read_params(folder))
-    fields = meta["model"] | dict(scan=False, remat="none", dtype="float32", dropout=0.0, droppath=0.0)
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return Weights(flatten(params), fields, tuple(meta["class_names"]))
+    try:
+        fields = meta["model"] | dict(scan=False, remat="none", dtype="float32", dropout=0.0, droppath=0.0)
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        vit.create(**fields)
+        return Weights(flatten(params), fields, tuple(meta["class_names"]), meta["config"]["loss"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint") from error
 
 
 def read(path, grid=None, image_size=None) -> Weights:
@@ -169,8 +193,8 @@ def read(path, grid=None, image_size=None) -> Weights:
     Raises:
       UserError: it can't be read, or the grid is neither given nor a square.
     """
-    location = checkpoint.absolute(path)
     try:
+        location = checkpoint.absolute(path)
         exists = location.exists()
     except Exception as error:  # every store has errors of its own
         raise UserError(f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access") from error
@@ -189,7 +213,10 @@ def held_image_size(params, fields: dict, path, grid, image_size) -> tuple[int, 
     cell = [model.stem_stride * side for side in model.patch_size]
     if POSEMB not in params:
         return vit.pair(image_size or 224)
-    tokens = params[POSEMB].shape[-2] - model.num_prefix
+    tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
+    if tokens < 1:
+        raise UserError(f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows")
+    grid = vit.pair(grid) if grid is not None else None
     wanted = model.clone(image_size=vit.pair(image_size)).grid if image_size else None
     side = math.isqrt(tokens)
     if grid is None and wanted is not None and math.prod(wanted) == tokens:
@@ -293,10 +320,14 @@ def from_pretrained(path, num_classes=None, image_size=None, grid=None, **overri
     Raises:
       UserError: the file can't be read or does not fit.
     """
-    weights = read(path, grid, image_size)
-    fields = weights.fields | {name: value for name, value in overrides.items() if name != "grid"}
+    return build(read(path, grid, image_size), num_classes, image_size, **overrides)
+
+
+def build(weights: Weights, num_classes=None, image_size=None, **overrides):
+    """(model, params) of weights that were read: see `from_pretrained`."""
+    fields = weights.fields | overrides
     if num_classes is not None:
-        fields["num_classes"] = num_classes
+        fields |= dict(num_classes=num_classes, head_bias=overrides.get("head_bias", 0.0))
         fields["pre_logits"] = weights.fields["pre_logits"] if overrides.get("pre_logits") else 0
     if image_size is not None:
         fields["image_size"] = image_size

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
 
@@ -57,6 +57,8 @@ def start_processes() -> None:
         count, index = int(os.environ[names[1]]), int(os.environ[names[2]])
     except ValueError:
         raise UserError(f"{names[1]} and {names[2]} in the environment must be whole numbers: correct them") from None
+    if not 0 <= index < count:
+        raise UserError(f"{names[2]}={index} is not below {names[1]}={count} in the environment: correct them")
     jax.distributed.initialize(os.environ[names[0]], count, index, cluster_detection_method="deactivate")
 
 
@@ -72,6 +74,21 @@ def detect_cluster() -> None:
             raise
 
 
+def mesh_sizes(sizes: Mapping[str, int]) -> tuple[list[int], str]:
+    """Sizes in the order of `AXES`, and the same in words; impossible ones are a UserError."""
+    shape = [sizes[axis] for axis in AXES]
+    asked = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
+    if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
+        raise UserError(f"config.mesh has {asked}: sizes are positive, and at most one may be -1 (what remains)")
+    return shape, asked
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """The mesh that a config asks for, without devices; an axis of -1 counts as 1."""
+    shape, _ = mesh_sizes(sizes)
+    return AbstractMesh(tuple(abs(size) for size in shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
     """Builds the device mesh over `AXES`.
 
@@ -83,10 +100,7 @@ def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
       UserError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = [sizes[axis] for axis in AXES]
-    asked = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
-    if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
-        raise UserError(f"config.mesh has {asked}: sizes are positive, and at most one may be -1 (what remains)")
+    shape, asked = mesh_sizes(sizes)
     fixed = math.prod(size for size in shape if size != -1)
     if -1 in shape and len(devices) % fixed == 0:
         shape[shape.index(-1)] = len(devices) // fixed
@@ -156,6 +170,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, accum_steps: int = 1) -> None:
+    """Raises UserError when a batch, or a microbatch of it, does not divide evenly over the devices."""
+    shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    if batch_size // accum_steps % shards:
+        microbatch = f" in {accum_steps} microbatches" if accum_steps > 1 else ""
+        raise UserError(
+            f"batch_size={batch_size}{microbatch} is not divisible by the {shards} devices along "
+            f"{', '.join(RULES['batch'])}: use a multiple of {shards * accum_steps}"
+        )
+
+
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """Rows of the global batch that this process feeds, in ascending order.
 
@@ -165,12 +190,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     Raises:
       UserError: the batch does not divide evenly over the devices.
     """
-    shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-    if batch_size % shards:
-        raise UserError(
-            f"batch_size={batch_size} is not divisible by the {shards} devices along {', '.join(RULES['batch'])}: "
-            f"use a multiple of {shards}"
-        )
+    check_batch(mesh, batch_size)
     slices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in slices]))
 

@@ -7,7 +7,8 @@ from vit_jax import layout, perf, sharding
 
 def schedule_line(config, schedule, total_steps: int) -> str:
     """The learning rate at the turning points of the schedule."""
-    marks = sorted({0, config.warmup_steps, total_steps // 2, total_steps - config.cooldown_steps, total_steps})
+    turns = {0, config.warmup_steps, total_steps // 2, total_steps - config.cooldown_steps, total_steps}
+    marks = sorted(mark for mark in turns if 0 <= mark <= total_steps)
     return ", ".join(f"{mark}: {float(schedule(mark)):.3g}" for mark in marks)
 
 

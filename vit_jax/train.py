@@ -92,6 +92,11 @@ def make_optimizer(config, model, total_steps: int):
     """(tx, schedule) of the run."""
     if config.optim.warmup_steps >= total_steps:
         log.warning("the %d steps of the run end inside the warm-up of %d", total_steps, config.optim.warmup_steps)
+    if config.optim.cooldown_steps > total_steps:
+        raise UserError(
+            f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the {total_steps} steps of "
+            "the run: make it shorter"
+        )
     return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
 
 
@@ -175,7 +180,9 @@ def start_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainS
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def open_evals(config, mesh, num_classes: int) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
+def open_evals(
+    config, mesh, class_names: tuple[str, ...], num_classes: int
+) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
     """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start."""
     from vit_jax.data import pipeline, sources, to_device
 
@@ -186,13 +193,11 @@ def open_evals(config, mesh, num_classes: int) -> dict[str, tuple[Callable, Call
     for name, entry in config.evals.items():
         data = entry.data
         source = sources.open_source(data.name or config.data.name, data.split, data.data_dir or config.data.data_dir)
-        if source.num_classes > num_classes:
-            raise UserError(
-                f"evals.{name} has {source.num_classes} classes, but the model has {num_classes}: choose data that fits"
-            )
+        source = sources.with_classes(source, class_names, num_classes, f"evals.{name}")
         size = data.batch_size or config.data.batch_size
         rows = sharding.local_rows(mesh, size)
-        host = pipeline.eval_pipeline(data, source, rows, size, config.image_size, config.data.on_corrupt)
+        common = (config.image_size, config.data.on_corrupt, config.data.threads)
+        host = pipeline.eval_pipeline(data, source, rows, size, *common)
         opened[name] = EVALUATORS[entry.type], functools.partial(batches, host, rows, size)
     return opened
 
@@ -306,13 +311,13 @@ def fetch(number: int, step_metrics: dict) -> dict[str, float]:
 def train(config, folder: epath.Path) -> None:
     """The whole of a run."""
     mesh = sharding.make_mesh(config.mesh)
-    sharding.local_rows(mesh, config.data.batch_size // config.accum_steps)  # microbatches must divide, too
+    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     source, facts = open_training_data(config)
     total_steps = plan_steps(config, facts.num_examples)
     model = make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
-    evals = open_evals(config, mesh, facts.num_classes)
+    evals = open_evals(config, mesh, facts.class_names, facts.num_classes)
     workdir.check(folder, config)
     for line in summary.head(config, model, pretrained.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
@@ -340,8 +345,9 @@ def dry_run(config) -> None:
     total_steps = plan_steps(config, facts.num_examples)
     model = make_model(config, facts.num_classes)
     _, schedule = make_optimizer(config, model, total_steps)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.abstract_mesh(config.mesh)
     sharding.check_model(model, mesh)
+    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     params = layout.relayout(pretrained.abstract_params(model), False, None)
     for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
         print(line)

@@ -28,7 +28,14 @@ def make(path: str) -> epath.Path:
     Raises:
       UserError: it can't.
     """
-    workdir = checkpoint.absolute(path)
+    if bad := set("[]\\") & set(path):
+        raise UserError(
+            f"--workdir={path} has the character {bad.pop()}, with which checkpoints can't be read back: rename it"
+        )
+    try:
+        workdir = checkpoint.absolute(path)
+    except KeyError:
+        raise UserError(f"--workdir={path} is on a store of unknown kind: use a local path or gs://") from None
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe = workdir / f".write_test_{jax.process_index()}"
@@ -69,9 +76,10 @@ def check(workdir: epath.Path, config) -> None:
         return
     try:
         saved = json.loads(path.read_text())["config"]
-    except (ValueError, KeyError) as error:
+        different = differences(config, saved)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
-    if different := differences(config, saved):
+    if different:
         raise UserError(
             f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
             "choose another --workdir, or undo these differences"

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from vit_jax.data import folder, splits
 from vit_jax.errors import UserError
 
@@ -51,7 +53,10 @@ def declared(config) -> Facts:
         examples = len(splits.select(config.data.split, parts, root))
         return Facts(examples, config.model.num_classes or len(names), tuple(names))
     known = CATALOG.get(config.data.name)
-    examples = config.data.num_examples or (known.examples.get(config.data.split, 0) if known else 0)
+    examples = config.data.num_examples
+    if known and not examples:
+        parts = {name: np.arange(count) for name, count in known.examples.items()}
+        examples = len(splits.select(config.data.split, parts, config.data.name))
     classes = config.model.num_classes or (known.num_classes if known else 0)
     if not examples or not classes:
         raise UserError(

@@ -20,7 +20,8 @@ def subfolders(path: pathlib.Path) -> dict[str, pathlib.Path]:
 def images_in(path: pathlib.Path) -> list[str]:
     """Image files below `path`, at any depth, sorted."""
     found = []
-    for folder, _, names in os.walk(path):
+    for folder, below, names in os.walk(path):
+        below[:] = [name for name in below if not name.startswith(".")]
         found += [os.path.join(folder, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."]
     return sorted(found)
 
@@ -66,7 +67,12 @@ def load(root: str) -> tuple[list[str], list[str], np.ndarray, dict[str, np.ndar
     if not root or not path.is_dir():
         raise UserError(f"image folder {path.absolute()} does not exist: correct data.name=folder:PATH")
     below = subfolders(path)
-    folders = {split: below[name] for split, names in SPLITS.items() for name in names if name in below}
+    folders = {}
+    for name, folder in below.items():
+        for split in (split for split, names in SPLITS.items() if name.lower() in names):
+            if split in folders:
+                raise UserError(f"{path} has both {folders[split].name} and {name}, which mean {split}: merge them")
+            folders[split] = folder
     if not folders:
         classes, files, labels = list_classes(path, None)
         return classes, files, labels, {"train": np.random.default_rng(MIXING_SEED).permutation(len(files))}
@@ -74,7 +80,8 @@ def load(root: str) -> tuple[list[str], list[str], np.ndarray, dict[str, np.ndar
         raise UserError(f"{path} has {', '.join(folders)} but no train folder: class numbers come from train, add it")
 
     classes, files, labels, splits = None, [], [], {}
-    for split, folder in folders.items():
+    for split in [split for split in SPLITS if split in folders]:
+        folder = folders[split]
         classes, found, found_labels = list_classes(folder, classes)
         numbers = np.arange(len(files), len(files) + len(found))
         splits |= {name: numbers for name in SPLITS[split]}

@@ -96,12 +96,12 @@ class Pipeline:
     def dataset(self, start: int, steps: int, careful: bool) -> tf.data.Dataset:
         """Batches from `start` to `steps`; `careful` puts a blank, masked example where one can't be read."""
         items = tf.data.Dataset.range(start, steps).map(self.ids).unbatch()
-        parallel = dict(num_parallel_calls=self.threads or os.cpu_count(), deterministic=True)
+        threads = self.threads or os.cpu_count()
         if careful:
             each = one_or_blank(self.example, self.blank)
-            examples = items.interleave(each, cycle_length=16, **parallel)
+            examples = items.interleave(each, cycle_length=threads, num_parallel_calls=threads, deterministic=True)
         else:
-            examples = items.map(self.example, **parallel)
+            examples = items.map(self.example, num_parallel_calls=threads, deterministic=True)
         options = tf.data.Options()
         # Its optimizer thread can hold up the end of an iterator for most of a minute, and there is nothing to tune.
         options.autotune.enabled = False
@@ -162,7 +162,7 @@ def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -
 
 
 def eval_pipeline(
-    data, source: Source, rows: np.ndarray, batch_size: int, image_size: int, on_corrupt: str
+    data, source: Source, rows: np.ndarray, batch_size: int, image_size: int, on_corrupt: str, threads: int = 0
 ) -> Pipeline:
     """Every example of a split once, in order."""
     return Pipeline(
@@ -174,4 +174,5 @@ def eval_pipeline(
         rows=len(rows),
         steps=-(-source.num_examples // batch_size),
         on_corrupt=on_corrupt,
+        threads=threads,
     )

@@ -19,7 +19,7 @@ class Source:
     """A random-access sequence of raw records.
 
     `read(i)` returns the bytes of record i; `parse(record, i)` turns them inside a TensorFlow graph into the encoded
-    image (a string tensor) or a decoded one (uint8 [H, W, C]) and its int32 label; `describe(i)` names it for messages.
+    image (a string tensor) and its int32 label; `describe(i)` names it for messages.
     """
 
     num_examples: int
@@ -173,6 +173,32 @@ def tfds_source(name: str, split: str, data_dir: str) -> Source:
         parse=tfds_parse(info.features, image_key, label_key),
         describe=lambda i: f"record {i} of {name} {split}",
     )
+
+
+def with_classes(source: Source, class_names: Sequence[str], num_classes: int, where: str) -> Source:
+    """`source` with the class numbers of a model, matched by name where both have names.
+
+    Raises:
+      UserError: the source has a class that the model has not.
+    """
+    if len(class_names) != num_classes or not source.class_names:
+        if source.num_classes > num_classes:
+            raise UserError(
+                f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose other data"
+            )
+        return source
+    numbers = {name: number for number, name in enumerate(class_names)}
+    if unknown := [name for name in source.class_names if name not in numbers]:
+        raise UserError(
+            f"{where} has the class {unknown[0]!r}, which the model has not: choose data of the same classes"
+        )
+    table = tf.constant([numbers[name] for name in source.class_names], tf.int32)
+
+    def parse(record, i):
+        encoded, label = source.parse(record, i)
+        return encoded, tf.gather(table, label)
+
+    return dataclasses.replace(source, num_classes=num_classes, class_names=class_names, parse=parse)
 
 
 def open_source(name: str, split: str, data_dir: str = "") -> Source:

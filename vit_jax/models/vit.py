@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import sharding
 from vit_jax.errors import UserError
@@ -285,7 +286,11 @@ class VisionTransformer(nn.Module):
 
 
 def pair(size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+    """(height, width) from one side or both; anything else is a UserError."""
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int | np.integer) for side in sides):
+        raise UserError(f"size {size!r} is neither a whole number nor a pair of them (height, width): correct it")
+    return int(sides[0]), int(sides[1])
 
 
 def create(variant: str | None = None, num_classes: int = 1000, image_size=224, **overrides) -> VisionTransformer:
@@ -311,7 +316,10 @@ def create(variant: str | None = None, num_classes: int = 1000, image_size=224, 
         fields["patch_size"] = pair(fields["patch_size"])
     for name in ("dtype", "softmax_dtype"):
         if name in fields:
-            fields[name] = jnp.dtype(fields[name])
+            try:
+                fields[name] = jnp.dtype(fields[name])
+            except TypeError:
+                raise UserError(f"model {name} {fields[name]!r} is unknown: use float32 or bfloat16") from None
     if fields.get("pre_logits") is True:
         fields["pre_logits"] = fields.get("width", VisionTransformer.width)
     model = VisionTransformer(**fields)
