@@ -372,7 +372,7 @@ def test_evaluate_refuses_what_would_have_no_effect(done, tmp_path, capsys):
     _, workdir = done
     config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
     arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}"]
-    assert evaluate.main([*arguments, "--config.model.pool=tok"]) == 2
+    assert evaluate.main([*arguments, "--config.model.pool=map"]) == 2
     assert "model.pool has no effect in evaluate" in last_error(capsys)
     assert evaluate.main([*arguments, f"--json={tmp_path}/no/out.json"]) == 2
     assert "the folder of --json=" in last_error(capsys)
