@@ -394,8 +394,7 @@ def test_damaged_facts_of_a_checkpoint_are_named(text, done, tmp_path):
 
     _, workdir = done
     shutil.copytree(workdir / "checkpoints/12", tmp_path / "12")
-    (file,) = [path for path in (tmp_path / "12/meta").rglob("*") if path.is_file()]
-    file.write_text(text)
+    (tmp_path / "12/meta/metadata").write_text(text)
     with pytest.raises(UserError, match="12/meta"):
         vit_jax.from_pretrained(tmp_path / "12")
 
