@@ -125,7 +125,7 @@ def test_links_in_the_documents_lead_somewhere():
 def test_snippets_in_the_documents_parse():
     for page in (ROOT / "docs").glob("*.md"):
         for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-            ast.parse(snippet)
+            assert ast.parse(snippet).body, f"{page.name}: an empty snippet"
 
 
 def test_files_that_the_readme_names_exist():

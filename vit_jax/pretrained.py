@@ -99,7 +99,7 @@ def read_npz(path) -> dict[str, np.ndarray]:
         zipfile.BadZipFile,
         zlib.error,
         AttributeError,
-        NotImplementedError,
+        NotImplementedError,  # a zip compression that Python lacks
         MemoryError,
     ) as error:
         raise UserError(f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again") from error
@@ -117,9 +117,7 @@ def read_npz(path) -> dict[str, np.ndarray]:
         parts = name.split("/")
         if any(part.startswith("encoderblock") for part in parts):
             parts = [LINEN_NAMES.get(part, part) for part in parts]
-        is_group_norm = (len(parts) > 1 and parts[-2].startswith("gn_")) or re.fullmatch(
-            r"gn\d", parts[-2:-1][0] if parts[:-1] else ""
-        )
+        is_group_norm = len(parts) > 1 and re.fullmatch(r"gn_\w+|gn\d", parts[-2])  # stored as [1, 1, 1, C]
         params["/".join(parts)] = value.reshape(-1) if is_group_norm else value
     return params
 
