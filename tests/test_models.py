@@ -175,7 +175,7 @@ def test_map_pooling_equals_big_vision():
 
 def test_an_image_of_another_length_is_an_error(tmp_path):
     _, _, model, params = load(tmp_path, "vit_token_norep")
-    with pytest.raises(UserError, match=r"gives 37 tokens .* has 17"):
+    with pytest.raises(UserError, match=r"gives 6 x 6 patch tokens.* \(1, 37, 48\), but .* \(1, 17, 48\)"):
         model.apply({"params": params}, np.zeros((1, 48, 48, 3)))
 
 

@@ -4,10 +4,10 @@ __version__ = "0.1.0"
 
 
 def create_model(variant=None, num_classes=1000, image_size=224, **overrides):
-    """Builds a model by name, such as "B/16" or "R50+B/16": see `vit_jax.models.vit.create`."""
-    from vit_jax.models import vit
+    """Builds a model by name, such as "B/16" or "R50+B/16": see `vit_jax.models.create.create`."""
+    from vit_jax.models import create
 
-    return vit.create(variant, num_classes, image_size, **overrides)
+    return create.create(variant, num_classes, image_size, **overrides)
 
 
 def from_pretrained(path, num_classes=None, image_size=None, grid=None, **overrides):

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -35,9 +36,18 @@ def defaults() -> ml_collections.ConfigDict:
         num_heads=0,  # likewise
         num_classes=0,  # 0: as many as the data set has
         pool="tok",  # tok: class token | gap: mean | map: attention pooling
-        posemb="learn",  # learn | sincos2d | none
+        class_token=False,  # have one although `pool` does not read it
+        distilled=False,  # DeiT's distillation token and second head
+        registers=0,  # further tokens that nothing reads
+        posemb="learn",  # learn: one row per token | learn2d: by row and column | relative | sincos2d: fixed | none
+        posemb_at="stem",  # stem: once | every: each layer has its own | shared: each layer adds the same
         pre_logits=False,  # a tanh layer before the head, as wide as the model
         head_bias=0.0,  # initial bias of the head
+        fc_norm=False,  # the final LayerNorm follows the pooling
+        gelu="tanh",  # tanh: the approximation of the published code | erf: exact, as timm and Hugging Face
+        ln_eps=1e-6,  # epsilon of LayerNorm
+        mean=(0.5, 0.5, 0.5),  # of the pixels, 0 to 1, as the model expects them
+        std=(0.5, 0.5, 0.5),  # likewise
         dropout=0.0,  # after the position embedding, attention, and in the MLP
         droppath=0.0,  # stochastic depth of the last block
         scan=False,  # one compiled block for all layers: compiles sooner
@@ -61,22 +71,30 @@ def defaults() -> ml_collections.ConfigDict:
         prefetch=2,  # batches held ready on the device
     )
     config.optim = dict(
-        name="adam",  # adam | sgd
+        name="adam",  # adam | sgd | adafactor
         lr=1e-3,  # base learning rate
-        schedule="cosine",  # cosine | linear | rsqrt | constant
+        lr_mults=(),  # (pattern, factor) pairs: the first pattern that matches a parameter's whole path scales its lr
+        frozen="",  # a pattern; what it matches is never changed, decays not, and has no optimizer state; "": off
+        schedule="cosine",  # cosine | linear | polynomial | rsqrt | stair | constant
         warmup_steps=0,  # from 0 to lr
         cooldown_steps=0,  # to 0 at the end
-        end_lr=0.0,  # where the linear schedule ends
+        end_lr=0.0,  # where the linear and polynomial schedules end
+        power=1.0,  # exponent of the polynomial schedule
         timescale=10_000,  # steps in which the rsqrt schedule falls to lr / sqrt(2)
+        shift=0,  # steps by which the rsqrt schedule starts further on
+        stairs=(),  # of the stair schedule: (step, factor) pairs; from the step on, lr is multiplied by the factor
         wd=0.0,  # decoupled weight decay
         wd_times_lr=True,  # decay times learning rate (AdamW); False: times the schedule's shape only (big_vision)
-        wd_mask="kernel",  # parameters that decay, a regular expression on the end of their path
+        wd_mults=((".*/kernel", 1.0),),  # (pattern, factor) pairs as lr_mults; what no pattern matches does not decay
         grad_clip_norm=0.0,  # largest global norm of the gradient; 0: off
         ema_decay=0.0,  # Polyak averaging; 0: off
         momentum_dtype="float32",  # of the first moment: float32 | bfloat16
         b1=0.9,  # first moment of adam
         b2=0.999,  # second moment of adam
-        momentum=0.9,  # of sgd
+        momentum=0.9,  # of sgd and adafactor; 0: none, and no memory for it
+        nesterov=False,  # Nesterov's momentum in sgd
+        beta2_cap=0.999,  # largest decay of adafactor's second moment
+        clipping_threshold=0.0,  # largest RMS of adafactor's update of one array; 0: off
     )
     config.mesh = dict(
         replica=1,  # copies of the model across slow links
@@ -116,11 +134,18 @@ def eval_defaults() -> dict:
 
 # Key -> the choice that it belongs to. A key that is given while another choice is made is an error.
 BRANCHES = {
+    "model.posemb_at": ("model.posemb", ("learn", "learn2d")),
     "optim.b1": ("optim.name", ("adam",)),
     "optim.b2": ("optim.name", ("adam",)),
-    "optim.momentum": ("optim.name", ("sgd",)),
-    "optim.end_lr": ("optim.schedule", ("linear",)),
+    "optim.momentum": ("optim.name", ("sgd", "adafactor")),
+    "optim.nesterov": ("optim.name", ("sgd",)),
+    "optim.beta2_cap": ("optim.name", ("adafactor",)),
+    "optim.clipping_threshold": ("optim.name", ("adafactor",)),
+    "optim.end_lr": ("optim.schedule", ("linear", "polynomial")),
+    "optim.power": ("optim.schedule", ("polynomial",)),
     "optim.timescale": ("optim.schedule", ("rsqrt",)),
+    "optim.shift": ("optim.schedule", ("rsqrt",)),
+    "optim.stairs": ("optim.schedule", ("stair",)),
     "data.area_min": ("data.crop", ("inception",)),
     "data.randaug_magnitude": ("data.randaug_layers", (1, 2, 3, 4)),
     "evals.*.data.fraction": ("evals.*.data.crop", ("central",)),
@@ -129,19 +154,24 @@ BRANCHES = {
 CHOICES = {
     "loss": ("softmax_xent", "sigmoid_xent"),
     "model.pool": ("tok", "gap", "map"),
-    "model.posemb": ("learn", "sincos2d", "none"),
+    "model.posemb": ("learn", "learn2d", "relative", "sincos2d", "none"),
+    "model.posemb_at": ("stem", "every", "shared"),
+    "model.gelu": ("tanh", "erf"),
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "model.softmax_dtype": ("float32", "bfloat16"),
     "data.crop": ("inception", "random", "resize"),
     "data.randaug_layers": (0, 1, 2, 3, 4),
     "data.on_corrupt": ("error", "skip"),
-    "optim.name": ("adam", "sgd"),
-    "optim.schedule": ("cosine", "linear", "rsqrt", "constant"),
+    "optim.name": ("adam", "sgd", "adafactor"),
+    "optim.schedule": ("cosine", "linear", "polynomial", "rsqrt", "stair", "constant"),
     "optim.momentum_dtype": ("float32", "bfloat16"),
     "evals.*.type": ("classification",),
     "evals.*.data.crop": ("resize", "central"),
 }
+
+# Key -> the two types in each of its pairs. The second is a number with a range below.
+PAIRS = {"optim.lr_mults": (str, float), "optim.wd_mults": (str, float), "optim.stairs": (int, float)}
 
 # Key -> (smallest, largest) allowed value; numbers that are not listed: 0 to 2^31 - 1.
 RANGES = {
@@ -157,11 +187,14 @@ RANGES = {
     "data.randaug_magnitude": (0.0, 30.0),
     "data.prefetch": (1, 1000),
     "optim.lr": (1e-12, 1e6),
+    "optim.lr_mults": (1e-12, 1e6),
+    "optim.power": (1e-3, 1e3),
     "optim.timescale": (1, 2**31 - 1),
     "optim.ema_decay": (0.0, 1.0 - 1e-9),
     "optim.b1": (0.0, 1.0 - 1e-9),
     "optim.b2": (0.0, 1.0 - 1e-9),
     "optim.momentum": (0.0, 1.0 - 1e-9),
+    "optim.beta2_cap": (0.0, 1.0 - 1e-9),
     "mesh.replica": (-1, 2**31),
     "mesh.data": (-1, 2**31),
     "mesh.fsdp": (-1, 2**31),
@@ -177,7 +210,12 @@ def flatten(config: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
         if isinstance(value, Mapping | ml_collections.ConfigDict):
             yield from flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}", as_tuple(value)
+
+
+def as_tuple(value):
+    """Lists, as which JSON and some files hold tuples, become tuples at every depth."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 def generic(key: str) -> str:
@@ -202,6 +240,19 @@ def check_key(key: str, where: str) -> None:
         fail(key, " is unknown", f"{where}: {hint}")
 
 
+def check_pairs(key: str, pairs: tuple, where: str) -> tuple:
+    """Returns `pairs` as a tuple of tuples with the types of `PAIRS`; anything else is a UserError."""
+    first, second = PAIRS[key]
+    low, high = RANGES.get(key, (0, 2**31 - 1))
+    for pair in pairs:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and type(pair[0]) is first):
+            wanted = "a tuple of (pattern, factor)" if first is str else "a tuple of (step, factor)"
+            fail(key, f" expects {wanted} pairs, got {pairs!r}", f"{where}: correct it")
+        if type(pair[1]) not in (int, second) or not low <= pair[1] <= high:
+            fail(key, f" has a factor {pair[1]!r}, not a number from {low} to {high},", f"{where}: correct it")
+    return tuple((left, second(right)) for left, right in pairs)
+
+
 def check_value(key: str, value, where: str):
     """Returns `value` in the type of the default; wrong type, range or choice is a UserError."""
     default = known_keys()[generic(key)]
@@ -209,6 +260,8 @@ def check_value(key: str, value, where: str):
         value = float(value)
     if type(value) is not type(default):
         fail(key, f" expects {type(default).__name__}, got {value!r}", f"{where}: correct it")
+    if key in PAIRS:
+        return check_pairs(key, value, where)
     allowed = CHOICES.get(generic(key))
     if allowed and value not in allowed:
         fail(key, f"={value!r} is none of {', '.join(map(str, allowed))}", f"{where}: choose one of them")
@@ -317,6 +370,26 @@ def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: 
         del parent[leaf]
 
 
+def check_optim(optim: ml_collections.ConfigDict) -> None:
+    """Patterns must be regular expressions, and a stair schedule needs stairs in the order of their steps."""
+    for key in ("lr_mults", "wd_mults", "frozen"):
+        patterns = [optim.frozen] if key == "frozen" else [pattern for pattern, _ in optim[key]]
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(
+                    f"config key optim.{key} has {pattern!r}, no regular expression ({error}): correct it"
+                ) from None
+    if optim.schedule == "stair":
+        steps = [step for step, _ in optim.stairs]
+        if not steps or steps[0] < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
+            raise UserError(
+                f"config key optim.stairs={optim.stairs} must hold (step, factor) pairs with ascending steps: correct "
+                "it, or choose another optim.schedule"
+            )
+
+
 def check_whole(config: ml_collections.ConfigDict) -> None:
     """Rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
@@ -329,10 +402,7 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             f"config key data.batch_size={config.data.batch_size} is not divisible by "
             f"accum_steps={config.accum_steps}: change one of them"
         )
-    try:
-        re.compile(config.optim.wd_mask)
-    except re.error as error:
-        raise UserError(f"config key optim.wd_mask is no regular expression ({error}): correct it") from None
+    check_optim(config.optim)
     best = config.checkpoint.keep_best
     if best and not any(re.fullmatch(f"eval/{re.escape(name)}/(top1|loss)", best) for name in config.evals):
         known = ", ".join(f"eval/{name}/top1" for name in config.evals) or "none, for evals is empty"

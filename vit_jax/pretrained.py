@@ -16,7 +16,7 @@ from etils import epath
 from vit_jax import checkpoint
 from vit_jax.errors import UserError, one_line
 from vit_jax.layout import flatten, stack_blocks, unflatten, unstack_blocks
-from vit_jax.models import vit
+from vit_jax.models import create, vit
 
 POSEMB = "Transformer/posembed_input/pos_embedding"
 
@@ -174,7 +174,7 @@ def read_checkpoint(path) -> Weights:
     try:
         fields = meta["model"] | dict(scan=False, remat="none", dtype="float32", dropout=0.0, droppath=0.0)
         fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        vit.create(**fields)
+        create.create(**fields)
         return Weights(flatten(params), fields, tuple(meta["class_names"]), meta["config"]["loss"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint") from error
@@ -207,15 +207,15 @@ def read(path, grid=None, image_size=None) -> Weights:
 
 def held_image_size(params, fields: dict, path, grid, image_size) -> tuple[int, int]:
     """The image size that the held position embedding is for."""
-    model = vit.create(**fields | dict(image_size=2**14))
+    model = create.create(**fields | dict(image_size=2**14))
     cell = [model.stem_stride * side for side in model.patch_size]
     if POSEMB not in params:
-        return vit.pair(image_size or 224)
+        return create.pair(image_size or 224)
     tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
     if tokens < 1:
         raise UserError(f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows")
-    grid = vit.pair(grid) if grid is not None else None
-    wanted = model.clone(image_size=vit.pair(image_size)).grid if image_size else None
+    grid = create.pair(grid) if grid is not None else None
+    wanted = model.clone(image_size=create.pair(image_size)).grid if image_size else None
     side = math.isqrt(tokens)
     if grid is None and wanted is not None and math.prod(wanted) == tokens:
         grid = wanted
@@ -243,7 +243,7 @@ def adapt(weights: Weights, model: vit.VisionTransformer, new_head: bool) -> dic
     Raises:
       UserError: a parameter is missing, left over, or of another shape.
     """
-    held = vit.create(**weights.fields)
+    held = create.create(**weights.fields)
     params = dict(weights.params)
     if POSEMB in params and model.posemb == "learn":
         posemb = params[POSEMB].reshape(1, -1, params[POSEMB].shape[-1])
@@ -329,7 +329,7 @@ def build(weights: Weights, num_classes=None, image_size=None, **overrides):
         fields["pre_logits"] = weights.fields["pre_logits"] if overrides.get("pre_logits") else 0
     if image_size is not None:
         fields["image_size"] = image_size
-    model = vit.create(**fields)
+    model = create.create(**fields)
     params = adapt(weights, model, new_head=num_classes is not None)
     return model, stack_blocks(params) if model.scan else params
 

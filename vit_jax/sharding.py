@@ -198,8 +198,8 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 def check_model(model, mesh: Mesh) -> None:
     """Raises UserError when tensor parallelism does not divide the model."""
     tensor = mesh.shape["tensor"]
-    for what in ("num_heads", "mlp_dim"):
-        if getattr(model, what) % tensor:
+    for what in ("num_heads", "mlp_dim", "tokens_mlp_dim", "channels_mlp_dim"):
+        if getattr(model, what, 0) % tensor:
             raise UserError(
                 f"config.mesh.tensor={tensor} does not divide the model's {what}={getattr(model, what)}: use a divisor"
             )

@@ -62,6 +62,7 @@ def make_train_step(
     seed: int,
     accum_steps: int = 1,
     mixup: float = 0.0,
+    normalize: Callable = augment.normalize,
     ema_decay: float = 0.0,
 ) -> Callable:
     """Builds train_step(state, batch) -> (state, metrics).
@@ -73,6 +74,7 @@ def make_train_step(
       loss: key of `losses.LOSSES`.
       accum_steps: microbatches; the update equals that of one batch.
       mixup: parameter of the Beta distribution; 0 is off.
+      normalize: uint8 images to what the model expects.
       ema_decay: 0 is off.
 
     The batch holds `image` uint8 [batch, H, W, 3], `label` int32 [batch], `mask` float32 [batch] (0: does not count).
@@ -100,7 +102,7 @@ def make_train_step(
         return jax.lax.scan(add, zeros, inputs)[0]
 
     def prepare(batch, key):
-        image, label, mask = augment.normalize(batch["image"]), batch["label"], batch["mask"]
+        image, label, mask = normalize(batch["image"]), batch["label"], batch["mask"]
         label = jax.nn.one_hot(label, num_classes)
         if mixup:
             image, label, mask = augment.mixup(key, mixup, image, label, mask)

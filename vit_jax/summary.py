@@ -21,13 +21,12 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
     """
     batch, examples = config.data.batch_size, facts.num_examples
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    side = [model.stem_stride * patch for patch in model.patch_size]
     forward = perf.model_flops(model)
     run = 3 * forward * batch * total_steps
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
     return [
         f"model       {config.model.variant}, {count:,} parameters, {model.grid[0]} x {model.grid[1]} patches of "
-        f"{side[0]} x {side[1]} pixels, {model.num_classes} classes",
+        f"{model.cell[0]} x {model.cell[1]} pixels, {model.num_classes} classes",
         f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; {run:.3g} in all",
         f"data        {config.data.name} {config.data.split}, {examples:,} examples, batch {batch}{microbatches}",
         f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, {config.optim.name}, "

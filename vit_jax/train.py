@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax import (
+    augment,
     checkpoint,
     chips,
     errors,
@@ -31,7 +32,7 @@ from vit_jax import config as configs
 from vit_jax.data import catalog
 from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.evaluators import classification
-from vit_jax.models import vit
+from vit_jax.models import classifier, create
 
 log = logging.getLogger("vit_jax.train")
 
@@ -80,12 +81,12 @@ def plan_steps(config, num_examples: int) -> int:
 # --- model and optimizer ----------------------------------------------------------------------------------------------
 
 
-def make_model(config, num_classes: int) -> vit.VisionTransformer:
-    """The model that `config.model` describes."""
-    sizes = ("width", "depth", "mlp_dim", "num_heads")  # 0: the variant's
-    fields = {key: value for key, value in config.model.items() if value or key not in sizes}
-    del fields["variant"], fields["num_classes"]
-    return vit.create(config.model.variant, num_classes, config.image_size, **fields)
+def make_model(config, num_classes: int) -> classifier.Classifier:
+    """The model that `config.model` describes: its variant, and what differs from the defaults."""
+    unset = configs.defaults().model
+    fields = {key: value for key, value in config.model.items() if value != unset[key]}
+    fields = {key: value for key, value in fields.items() if key not in ("variant", "num_classes")}
+    return create.create(config.model.variant, num_classes, config.image_size, **fields)
 
 
 def make_optimizer(config, model, total_steps: int):
@@ -98,6 +99,11 @@ def make_optimizer(config, model, total_steps: int):
             "the run: make it shorter"
         )
     return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
+
+
+def normalizer(model) -> Callable:
+    """uint8 images -> what the model expects."""
+    return functools.partial(augment.normalize, mean=model.mean, std=model.std)
 
 
 def make_train_step(config, model, tx, schedule) -> Callable:
@@ -115,6 +121,7 @@ def make_train_step(config, model, tx, schedule) -> Callable:
         seed=config.seed,
         accum_steps=config.accum_steps,
         mixup=config.mixup,
+        normalize=normalizer(model),
         ema_decay=config.optim.ema_decay,
     )
 
@@ -124,7 +131,7 @@ def make_train_step(config, model, tx, schedule) -> Callable:
 
 def init_state(config, model, tx) -> step.TrainState:
     """A fresh state; traceable. The loop layout is initialised first, so that scan changes no number."""
-    params = model.clone(scan=False).init(jax.random.key(config.seed), jnp.zeros((1, *model.image_size, 3)))["params"]
+    params = model.with_scan(False).init(jax.random.key(config.seed), jnp.zeros((1, *model.image_size, 3)))["params"]
     params = layout.relayout(params, model.scan, jnp.stack)
     return step.create_state(params, tx, config.optim.ema_decay)
 
@@ -148,7 +155,7 @@ def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.Trai
     """The newest checkpoint of this workdir as (step, state), brought to this mesh and layer layout, or None."""
 
     def saved_as(meta):
-        return as_dict(abstract_state(config, model.clone(scan=meta["model"]["scan"]), tx, mesh))
+        return as_dict(abstract_state(config, model.with_scan(meta["model"].get("scan", False)), tx, mesh))
 
     if (restored := checkpointer.restore(saved_as)) is None:
         return None
@@ -206,7 +213,7 @@ def make_eval_step(config, model) -> Callable:
     def apply_fn(params, image):
         return model.apply({"params": params}, image)
 
-    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes))
+    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes, normalizer(model)))
 
 
 def run_evals(evals, eval_step, params, wanted: Callable[[str], bool]) -> dict[str, float]:
@@ -326,7 +333,7 @@ def train(config, folder: epath.Path) -> None:
     timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak and peak * jax.device_count())
     train_step = jax.jit(make_train_step(config, model, tx, schedule), donate_argnums=0)
     eval_step = make_eval_step(config, model)
-    meta = dict(config=configs.to_json(config), model=vit.fields(model), class_names=facts.class_names)
+    meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     with (
         jax.set_mesh(mesh),
         checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,

@@ -8,17 +8,20 @@ import jax.numpy as jnp
 from vit_jax import augment, losses
 
 
-def make_eval_step(apply_fn: Callable, loss: str, num_classes: int) -> Callable:
+def make_eval_step(
+    apply_fn: Callable, loss: str, num_classes: int, normalize: Callable = augment.normalize
+) -> Callable:
     """Builds eval_step(params, batch) -> sums over the examples that count.
 
     Args:
       apply_fn: (params, image [batch, H, W, 3] float32) -> logits [batch, classes].
       loss: key of `losses.LOSSES`.
       num_classes: of the head.
+      normalize: uint8 images to what the model expects.
     """
 
     def eval_step(params, batch) -> dict:
-        logits = apply_fn(params, augment.normalize(batch["image"]))
+        logits = apply_fn(params, normalize(batch["image"]))
         label, mask = batch["label"], batch["mask"]
         correct = (jnp.argmax(logits, axis=-1) == label) * mask
         loss_sum = losses.LOSSES[loss](logits, jax.nn.one_hot(label, num_classes)) * mask

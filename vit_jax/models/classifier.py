@@ -1,0 +1,39 @@
+"""What every architecture has: the images that it expects, and a linear head."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+HALF = (0.5, 0.5, 0.5)
+
+
+class Classifier(nn.Module):
+    """Base of the models. With `num_classes=0` they return what the head reads."""
+
+    image_size: tuple[int, int] = (224, 224)
+    num_classes: int = 1000
+    head_bias: float = 0.0
+    dtype: jnp.dtype = jnp.float32
+    mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
+    std: tuple[float, float, float] = HALF
+    interpolation: str = "bilinear"
+    crop: float | None = None  # share of the small side that a central crop keeps; None: the whole image
+
+    scan = False  # layers are not stacked, where an architecture has no field of that name
+
+    @property
+    def preprocess(self) -> dict:
+        """How images must come: resized and cropped so, then (image / 255 - mean) / std."""
+        names = ("mean", "std", "image_size", "interpolation", "crop")
+        return {name: getattr(self, name) for name in names}
+
+    def with_scan(self, scan: bool):
+        """The same model with its layers stacked or not, where it can stack them."""
+        return self.clone(scan=scan) if "scan" in self.__dataclass_fields__ else self
+
+    def check(self) -> None:
+        """Raises UserError where fields do not fit together."""
+
+    def head(self, x, name: str = "head"):
+        """Logits; call inside a compact method. The head starts at zero (arXiv 2010.11929 section 3.2)."""
+        bias = nn.initializers.constant(self.head_bias)
+        return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, bias_init=bias, name=name)(x)

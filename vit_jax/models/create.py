@@ -1,0 +1,71 @@
+"""Builds a model by name or by fields, whatever its architecture."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import variants, vit
+from vit_jax.models.classifier import Classifier
+
+ARCHITECTURES = {"vit": vit.VisionTransformer}
+
+PAIRS = ("image_size", "patch_size")
+DTYPES = ("dtype", "softmax_dtype")
+
+
+def pair(size) -> tuple[int, int]:
+    """(height, width) from one side or both; anything else is a UserError."""
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int | np.integer) for side in sides):
+        raise UserError(f"size {size!r} is neither a whole number nor a pair of them (height, width): correct it")
+    return int(sides[0]), int(sides[1])
+
+
+def field_names(architecture: str) -> set[str]:
+    return set(ARCHITECTURES[architecture].__dataclass_fields__) - {"parent", "name"}
+
+
+def create(variant: str | None = None, num_classes: int = 1000, image_size=224, **overrides) -> Classifier:
+    """Builds the module for a named variant; every field of its class may be overridden.
+
+    Args:
+      variant: a name that `variants.decode` knows, or None to give every size by keyword.
+      image_size: side in pixels, or (height, width).
+      **overrides: fields; `architecture` is one of `ARCHITECTURES`; `pre_logits=True` means as wide as the model, sizes
+        may be one int, dtypes may be names.
+
+    Raises:
+      UserError: unknown variant or field, or values that do not fit together.
+    """
+    try:
+        fields = variants.decode(variant) if variant else {}
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    fields |= overrides | dict(num_classes=num_classes, image_size=image_size)
+    architecture = fields.pop("architecture", "vit")
+    if architecture not in ARCHITECTURES:
+        raise UserError(f"unknown architecture {architecture!r}: use one of {', '.join(ARCHITECTURES)}")
+    known = field_names(architecture)
+    if unknown := sorted(set(fields) - known):
+        raise UserError(f"unknown model field {unknown[0]!r} of {architecture}: known are {', '.join(sorted(known))}")
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    fields |= {name: pair(fields[name]) for name in PAIRS if name in fields}
+    for name in DTYPES:
+        if name in fields:
+            try:
+                fields[name] = jnp.dtype(fields[name])
+            except TypeError:
+                raise UserError(f"model {name} {fields[name]!r} is unknown: use float32 or bfloat16") from None
+    if fields.get("pre_logits") is True:
+        fields["pre_logits"] = fields.get("width", vit.VisionTransformer.width)
+    model = ARCHITECTURES[architecture](**fields)
+    model.check()
+    return model
+
+
+def fields(model: Classifier) -> dict:
+    """Constructor arguments as JSON-able values: `create(**fields(model))` builds the same model."""
+    architecture = next(name for name, module in ARCHITECTURES.items() if type(model) is module)
+    values = {name: getattr(model, name) for name in sorted(field_names(architecture))}
+    values |= {name: jnp.dtype(values[name]).name for name in DTYPES if name in values}
+    return values | dict(architecture=architecture)

@@ -1,0 +1,206 @@
+"""The transformer encoder: blocks of attention and MLP, unrolled or scanned, by the names of the published weights."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax import sharding
+from vit_jax.models import kernels
+from vit_jax.models.posemb import PositionEmbedding, init, offsets
+
+# What remat keeps of the forward pass; everything else is computed again in the backward pass.
+REMAT_POLICIES = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+GELUS = {"tanh": lambda x: nn.gelu(x, approximate=True), "erf": lambda x: nn.gelu(x, approximate=False)}
+
+xavier = nn.initializers.xavier_uniform()
+small = nn.initializers.normal(1e-6)
+
+
+def dropout(x, rate: float, noise: dict | None, index: int):
+    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is returned."""
+    if noise is None or rate == 0.0:
+        return x
+    return nn.Dropout(rate)(x, deterministic=False, rng=jax.random.fold_in(noise["key"], index))
+
+
+def droppath(x, noise: dict | None, index: int):
+    """Stochastic depth (arXiv 1603.09382): drops the whole residual branch per example. x: [batch, length, embed]."""
+    if noise is None or noise["droppath"] is None:
+        return x
+    keep = 1.0 - noise["droppath"]
+    mask = jax.random.bernoulli(jax.random.fold_in(noise["key"], index), keep, (x.shape[0], 1, 1))
+    return x * (mask / keep).astype(x.dtype)
+
+
+class MlpBlock(nn.Module):
+    """Two layers with a GELU between them: [batch, length, embed] -> [batch, length, embed]."""
+
+    mlp_dim: int
+    dropout: float = 0.0
+    gelu: str = "tanh"
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, noise=None):
+        dense = lambda features: nn.Dense(features, dtype=self.dtype, kernel_init=xavier, bias_init=small)  # noqa: E731
+        width = x.shape[-1]
+        x = sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp")
+        x = dropout(GELUS[self.gelu](x), self.dropout, noise, 1)
+        return dropout(dense(width)(x), self.dropout, noise, 2)
+
+
+class MultiHeadDotProductAttention(nn.Module):
+    """Attention of `x` to `context`: [batch, length, embed], [batch, other, embed] -> [batch, length, embed].
+
+    With `relative`, the distance between query and key has an embedding that acts as a second key (arXiv 2010.11929
+    appendix D.4).
+    """
+
+    num_heads: int
+    relative: bool = False
+    dtype: jnp.dtype = jnp.float32
+    softmax_dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, context):
+        width = x.shape[-1]
+
+        def project(name, y):
+            heads = (self.num_heads, width // self.num_heads)
+            y = nn.DenseGeneral(heads, dtype=self.dtype, kernel_init=xavier, name=name)(y)
+            return sharding.constrain(y, "batch", "length", "heads", "kv")
+
+        query, key, value = project("query", x), project("key", context), project("value", context)
+        distance = None
+        if self.relative:
+            rows = self.param("relative_embedding", init, (2 * x.shape[1] - 1, width // self.num_heads))
+            distance = rows[offsets(x.shape[1])].astype(self.dtype)  # [length, length, kv]
+        y, weights = kernels.attention(query, key, value, self.softmax_dtype, distance)
+        self.sow("intermediates", "weights", weights)
+        return nn.DenseGeneral(width, axis=(-2, -1), dtype=self.dtype, kernel_init=xavier, name="out")(y)
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm block (arXiv 2010.11929 equations 2 and 3): [batch, length, embed] -> [batch, length, embed]."""
+
+    mlp_dim: int
+    num_heads: int
+    dropout: float = 0.0
+    gelu: str = "tanh"
+    ln_eps: float = 1e-6
+    relative: bool = False
+    posemb: dict | None = None  # arguments of this layer's own position embedding
+    dtype: jnp.dtype = jnp.float32
+    softmax_dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, noise=None, position=None):
+        """`position`: [1, length, embed] added to the input, or None."""
+        norm = lambda name: nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)  # noqa: E731
+        if self.posemb is not None:
+            position = PositionEmbedding(**self.posemb, name="posembed_input")()
+        if position is not None:
+            x = x + position.astype(x.dtype)
+        y = norm("LayerNorm_0")(x)
+        y = MultiHeadDotProductAttention(
+            self.num_heads, self.relative, self.dtype, self.softmax_dtype, name="MultiHeadDotProductAttention_1"
+        )(y, y)
+        x = x + droppath(dropout(y, self.dropout, noise, 0), noise, 3)
+        y = norm("LayerNorm_2")(x)
+        y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
+        x = sharding.constrain(x + droppath(y, noise, 4), "batch", "length", "embed")
+        self.sow("intermediates", "output", x)
+        return x
+
+
+class Encoder(nn.Module):
+    """`depth` blocks, unrolled or scanned, and the final LayerNorm: [batch, length, embed] -> the same."""
+
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    posemb: str = "learn"
+    posemb_at: str = "stem"
+    num_prefix: int = 0
+    final_norm: bool = True
+    dropout: float = 0.0
+    droppath: float = 0.0
+    gelu: str = "tanh"
+    ln_eps: float = 1e-6
+    scan: bool = False
+    remat: str = "none"
+    dtype: jnp.dtype = jnp.float32
+    softmax_dtype: jnp.dtype = jnp.float32
+
+    def noise(self, key):
+        """Keys [depth] and drop rates [depth] of the layers; the rate grows linearly with depth (arXiv 1603.09382)."""
+        if key is None:
+            return None
+        rates = self.droppath * jnp.arange(self.depth) / max(self.depth - 1, 1)
+        return dict(key=jax.random.split(key, self.depth), droppath=rates if self.droppath else None)
+
+    def make_block(self, name: str, posemb: dict | None) -> EncoderBlock:
+        block = EncoderBlock
+        if self.remat != "none":
+            # Under scan the barrier against common-subexpression elimination only costs: the loop is one already.
+            block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat])
+        shared = {field: getattr(self, field) for field in ("dropout", "gelu", "ln_eps", "dtype", "softmax_dtype")}
+        relative = self.posemb == "relative"
+        return block(self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name)
+
+    @nn.compact
+    def __call__(self, x, grid: tuple[int, int], key=None):
+        """`grid`: patch tokens by (height, width), behind `num_prefix` others; `key`: of dropout, None to evaluate."""
+        own, position = None, None
+        if self.posemb in ("learn", "learn2d"):
+            own = dict(kind=self.posemb, grid=grid, num_prefix=self.num_prefix, width=x.shape[-1])
+            if self.posemb_at != "every":
+                position, own = PositionEmbedding(**own, name="posembed_input")(), None
+        if self.posemb_at == "stem" and position is not None:
+            x, position = x + position.astype(x.dtype), None
+        if key is not None:
+            key, first = jax.random.split(key)
+            x = dropout(x, self.dropout, dict(key=first), 0)
+        x = sharding.constrain(x, "batch", "length", "embed")
+        noise = self.noise(key)
+        if self.scan:
+            layers = nn.scan(
+                lambda layer, x, noise: (layer(x, noise, position), None),
+                variable_axes={"params": 0, "intermediates": 0},
+                split_rngs={"params": True},
+                length=self.depth,
+            )
+            x, _ = layers(self.make_block("encoderblock", own), x, noise)
+        else:
+            for i in range(self.depth):
+                layer = self.make_block(f"encoderblock_{i}", own)
+                x = layer(x, jax.tree.map(lambda leaf, i=i: leaf[i], noise), position)
+        if not self.final_norm:
+            return x
+        return nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="encoder_norm")(x)
+
+
+class MAPHead(nn.Module):
+    """Attention pooling (arXiv 2106.04560 section 3.2): [batch, length, embed] -> [batch, embed]."""
+
+    mlp_dim: int
+    num_heads: int
+    gelu: str = "tanh"
+    ln_eps: float = 1e-6
+    dtype: jnp.dtype = jnp.float32
+    softmax_dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        probe = self.param("probe", xavier, (1, 1, x.shape[-1])).astype(x.dtype)
+        probe = jnp.tile(probe, (x.shape[0], 1, 1))
+        x = MultiHeadDotProductAttention(
+            self.num_heads, dtype=self.dtype, softmax_dtype=self.softmax_dtype, name="MultiHeadDotProductAttention_0"
+        )(probe, x)
+        y = nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="LayerNorm_0")(x)
+        y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
+        return (x + y)[:, 0]
