@@ -1,6 +1,7 @@
 """Configuration: what is merged, what is refused and with which line, and that every default is read."""
 
 import ast
+import json
 import pathlib
 
 import pytest
@@ -58,7 +59,20 @@ BAD_ARGUMENTS = {
     "--config.accum_steps=5": "data.batch_size=64 is not divisible by accum_steps=5",
     "--config.accum_steps=0": "accum_steps=0 is outside",
     "--config.checkpoint.keep_best=top1": "keep_best='top1' names no metric of evals: possible are eval/val/top1",
-    "--config.optim.wd_mask=(": "wd_mask is no regular expression",
+    "--config.optim.wd_mults=(('(',1.0),)": r"optim.wd_mults has '\(', no regular expression",
+    "--config.optim.lr_mults=(('a.**',1.0),)": r"optim.lr_mults has 'a\.\*\*', no regular expression",
+    "--config.optim.frozen=[": r"optim.frozen has '\[', no regular expression",
+    "--config.optim.lr_mults=(('a',0),)": "lr_mults has a factor 0, not a number from 1e-12",
+    "--config.optim.wd_mults=(('a',-1.0),)": "wd_mults has a factor -1.0, not a number from 0",
+    "--config.optim.lr_mults=(('a','b'),)": "lr_mults has a factor 'b', not a number",
+    "--config.optim.lr_mults=('head/.*',3.0)": r"lr_mults expects a tuple of \(pattern, factor\) pairs, got \('head",
+    "--config.optim.stairs=((1,0.5),)": "optim.stairs .* has no effect with optim.schedule=cosine",
+    "--config.optim.schedule=stair": r"optim.stairs=\(\) must hold",
+    "--config.optim.nesterov=true": "optim.nesterov .* has no effect with optim.name=adam",
+    "--config.optim.beta2_cap=0.9": "optim.beta2_cap .* has no effect with optim.name=adam",
+    "--config.optim.clipping_threshold=1": "clipping_threshold .* has no effect with optim.name=adam",
+    "--config.optim.power=2": "optim.power .* has no effect with optim.schedule=cosine",
+    "--config.optim.shift=2": "optim.shift .* has no effect with optim.schedule=cosine",
     "--config.data={}": "config key data is unknown",
     "--config.optim.lr": "optim.lr",
     "extra": "argument 'extra' is not understood",
@@ -74,6 +88,26 @@ def test_bad_arguments_end_in_one_clear_line(argument, tiny):
 def test_both_lengths_at_once_are_an_error(tiny):
     with pytest.raises(UserError, match=r"total_steps=5 and total_epochs=1\.0 are both set"):
         configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])
+
+
+@pytest.mark.parametrize("stairs", ["((5,0.5),(5,0.1))", "((9,0.5),(5,0.1))", "((-1,0.5),)"])
+def test_stairs_must_ascend(stairs, tiny):
+    with pytest.raises(UserError, match=r"optim\.stairs=.* must hold \(step, factor\) pairs with ascending steps"):
+        configs.load(tiny, ["--config.optim.schedule=stair", f"--config.optim.stairs={stairs}"])
+
+
+def test_pairs_are_the_same_from_the_command_line_a_file_and_json(tiny, tmp_path):
+    on_line = configs.load(tiny, ["--config.optim.lr_mults=(('head/.*',3),('.*',0.5))"])
+    path = tmp_path / "lists.py"
+    path.write_text(TINY.replace("lr=1e-3", "lr=1e-3, lr_mults=[['head/.*', 3], ['.*', 0.5]]", 1))
+    in_file = configs.load(str(path))
+    for config in (on_line, in_file):
+        assert config.optim.lr_mults == (("head/.*", 3.0), (".*", 0.5))
+        assert isinstance(config.optim.lr_mults[0][1], float)
+        assert workdir.differences(config, json.loads(json.dumps(configs.to_json(on_line)))) == []
+    assert workdir.differences(configs.load(tiny), configs.to_json(on_line)) == [
+        "optim.lr_mults: (('head/.*', 3.0), ('.*', 0.5)) -> ()"
+    ]
 
 
 BAD_FILES = {
@@ -146,15 +180,17 @@ def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
     from vit_jax import losses, optim, train
-    from vit_jax.models import vit
+    from vit_jax.models import encoder, posemb, vit
 
     tables = {
         "loss": losses.LOSSES,
         "optim.name": optim.OPTIMIZERS,
         "optim.schedule": optim.SCHEDULES,
         "evals.*.type": train.EVALUATORS,
-        "model.remat": vit.REMAT_POLICIES,
-        "model.posemb": vit.POSEMBS,
+        "model.remat": encoder.REMAT_POLICIES,
+        "model.posemb": posemb.KINDS,
+        "model.posemb_at": posemb.PLACES,
+        "model.gelu": encoder.GELUS,
     }
     for key, table in tables.items():
         assert set(configs.CHOICES[key]) == set(table), key

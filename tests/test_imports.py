@@ -27,10 +27,12 @@ MAY_IMPORT = {
     "checkpoint": {"errors", "sharding"},
     "workdir": {"errors", "config", "checkpoint"},
     "summary": {"layout", "perf", "sharding"},
-    "pretrained": {"errors", "checkpoint", "layout", "sharding", "models"},
-    "models": {"errors", "sharding", "models"},
+    "models": {"errors", "sharding", "augment", "perf", "models"},
+    "formats": {"errors", "models", "formats"},
+    "adapt": {"errors", "layout", "models", "formats"},
+    "pretrained": {"errors", "checkpoint", "layout", "models", "formats", "adapt"},
     "data": {"errors", "sharding", "data"},
-    "evaluators": {"losses", "augment", "sharding", "evaluators"},
+    "evaluators": {"errors", "losses", "augment", "sharding", "evaluators"},
 }
 # Library -> the only places that may import it.
 ONLY_IN = {
@@ -88,7 +90,7 @@ def test_a_bare_import_brings_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "demo"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "demo", "convert", "models"])
 def test_help_works_without_tensorflow(command):
     code = "import sys, runpy; sys.modules['tensorflow'] = None; sys.argv = ['x', '--help'];"
     code += f"runpy.run_module('vit_jax.{command}', run_name='__main__')"

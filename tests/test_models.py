@@ -8,8 +8,10 @@ import pytest
 from conftest import below, golden
 
 import vit_jax
-from vit_jax import layout, pretrained
+from vit_jax import adapt, layout
 from vit_jax.errors import UserError
+from vit_jax.formats.published import LINEN_NAMES
+from vit_jax.formats.weights import POSEMB
 from vit_jax.models import variants
 
 VITS = ["vit_gap_norep", "vit_gap_rep", "vit_ti_width_p8_1layer", "vit_token_norep", "vit_token_p8_nonsquare",
@@ -111,7 +113,7 @@ def test_scan_draws_the_same_dropout_and_droppath_masks():
 
 @pytest.mark.parametrize(("variant", "count"), COUNTS.items())
 def test_parameter_counts_are_exact(variant, count):
-    params = pretrained.abstract_params(vit_jax.create_model(variant))
+    params = adapt.abstract_params(vit_jax.create_model(variant))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
@@ -162,9 +164,9 @@ def test_bfloat16_compute_keeps_float32_parameters_and_stays_close(tmp_path):
 def test_map_pooling_equals_big_vision():
     arrays, config = golden("bv_map_learn")
     flat = {key.removeprefix("params/"): value for key, value in below(arrays, "params").items()}
-    for old, new in pretrained.LINEN_NAMES.items():
+    for old, new in LINEN_NAMES.items():
         flat = {k.replace(f"/{old}/", f"/{new}/") if "encoderblock" in k else k: v for k, v in flat.items()}
-    flat[pretrained.POSEMB] = flat.pop("pos_embedding")
+    flat[POSEMB] = flat.pop("pos_embedding")
     model = vit_jax.create_model(
         num_classes=6, image_size=32, patch_size=8, width=48, depth=1, num_heads=4, mlp_dim=192, pool="map"
     )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import vit_jax
-from vit_jax import chips, perf, pretrained
+from vit_jax import adapt, chips, perf
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_model_flops_agree_with_xla(variant, options):
     model = vit_jax.create_model(variant, **options)
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     lowered = jax.jit(lambda params, image: model.apply({"params": params}, image)).lower(
-        pretrained.abstract_params(model), image
+        adapt.abstract_params(model), image
     )
     counted = lowered.cost_analysis()["flops"]
     # XLA counts elementwise operations, too, and leaves out the zeros that padding multiplies.

@@ -9,6 +9,8 @@ from conftest import below, golden
 import vit_jax
 from vit_jax import layout, pretrained
 from vit_jax.errors import UserError
+from vit_jax.formats.published import LINEN_NAMES
+from vit_jax.formats.weights import POSEMB
 
 
 @pytest.mark.parametrize("case", golden("posemb_resize")[1]["cases"], ids=lambda case: case["name"])
@@ -56,7 +58,7 @@ def test_a_new_head_at_another_resolution_equals_the_published_loader(name, tmp_
     flat = layout.flatten(params)
     assert not flat["head/kernel"].any() and not flat["head/bias"].any() and model.pre_logits == 0
     assert len(flat) == len(config["result_shapes"])
-    np.testing.assert_allclose(flat[pretrained.POSEMB], arrays[f"result/{pretrained.POSEMB}"], atol=1e-6)
+    np.testing.assert_allclose(flat[POSEMB], arrays[f"result/{POSEMB}"], atol=1e-6)
     features = vit_jax.features(model, params, arrays["inputs"])
     assert np.abs(features - arrays["pre_logits_after_load"]).max() <= 2e-5
 
@@ -77,7 +79,7 @@ def test_scan_layout_round_trips(tmp_path):
 
 
 def test_linen_names_are_read_like_published_ones(tmp_path):
-    back = {new: old for old, new in pretrained.LINEN_NAMES.items()}
+    back = {new: old for old, new in LINEN_NAMES.items()}
 
     def rename(flat):
         return {"/".join(back.get(part, part) for part in key.split("/")): value for key, value in flat.items()}
@@ -100,7 +102,7 @@ def test_token_and_mean_pooling_are_exchanged(tmp_path):
     model, params = vit_jax.from_pretrained(published(tmp_path), pool="gap", num_classes=5)
     posemb = params["Transformer"]["posembed_input"]["pos_embedding"]
     arrays, _ = golden("vit_token_rep")
-    np.testing.assert_array_equal(posemb, arrays[f"params/{pretrained.POSEMB}"][:, 1:])
+    np.testing.assert_array_equal(posemb, arrays[f"params/{POSEMB}"][:, 1:])
     assert "cls" not in params
     model.apply({"params": params}, np.zeros((1, 32, 32, 3)))
 
@@ -192,7 +194,7 @@ def test_half_a_layer_is_an_error(name, tmp_path):
         (lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 3, 48), np.int32)}, "embedding/kernel of type int32"),
         (lambda flat: flat | {"head/bias": np.float32(1)}, r"head/bias of type float32, shape \(\)"),
         (lambda flat: flat | {"embedding/kernel": np.zeros(48, np.float32)}, r"embedding/kernel of shape \(48,\)"),
-        (lambda flat: flat | {pretrained.POSEMB: np.zeros((1, 1, 48), np.float32)}, "it has no patch rows"),
+        (lambda flat: flat | {POSEMB: np.zeros((1, 1, 48), np.float32)}, "it has no patch rows"),
         (lambda flat: flat | {"cls": np.array(["text"])}, "cls of type <U4"),
     ],
 )

@@ -7,8 +7,8 @@ import jax
 import pytest
 from test_models import COUNTS
 
+from vit_jax import adapt, train
 from vit_jax import config as configs
-from vit_jax import pretrained, train
 from vit_jax.data import catalog
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -56,7 +56,7 @@ def load(name: str, *arguments: str):
 def built(config):
     """The model of a recipe and the shapes of its parameters."""
     model = train.make_model(config, catalog.declared(config).num_classes)
-    return model, pretrained.abstract_params(model)
+    return model, adapt.abstract_params(model)
 
 
 @pytest.mark.parametrize("row", TABLE_3, ids=lambda row: f"{row[1]},{row[0]}")

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import vit_jax
-from vit_jax import layout, pretrained, sharding
+from vit_jax import adapt, layout, sharding
 from vit_jax.errors import UserError
 
 ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
@@ -50,9 +50,7 @@ def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
 def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
     mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = {
-        k: v.spec for k, v in layout.flatten(sharding.param_specs(pretrained.abstract_params(model), mesh)).items()
-    }
+    specs = {k: v.spec for k, v in layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh)).items()}
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     assert specs[f"{attention}/query/kernel"] == PartitionSpec("fsdp", "tensor", None)
@@ -67,7 +65,7 @@ def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
 def test_scanned_layers_are_split_like_single_ones():
     model = vit_jax.create_model("S/16", scan=True)
     mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = layout.flatten(sharding.param_specs(pretrained.abstract_params(model), mesh))
+    specs = layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh))
     query = specs["Transformer/encoderblock/MultiHeadDotProductAttention_1/query/kernel"].spec
     assert query == PartitionSpec(None, "fsdp", "tensor", None)
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import checkpoint, evaluate, layout, metrics, perf, pretrained, train
+from vit_jax.formats.weights import POSEMB
 
 
 def run(tiny: str, workdir, *arguments: str) -> int:
@@ -153,8 +154,8 @@ def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
     assert run(tiny, tmp_path / "fine", *arguments) == 0
     assert metric_lines(tmp_path / "fine")[0]["train/loss"] == pytest.approx(math.log(10), abs=1e-6)
     before, after = final_params(workdir), final_params(tmp_path / "fine")
-    posemb = pretrained.resample_posemb(before.pop(pretrained.POSEMB), (4, 4), (2, 2), num_prefix=0)
-    np.testing.assert_allclose(after.pop(pretrained.POSEMB), posemb, atol=1e-6)
+    posemb = pretrained.resample_posemb(before.pop(POSEMB), (4, 4), (2, 2), num_prefix=0)
+    np.testing.assert_allclose(after.pop(POSEMB), posemb, atol=1e-6)
     for key in before:
         wanted = np.zeros_like(before[key]) if key.startswith("head/") else before[key]
         np.testing.assert_allclose(after[key], wanted, atol=1e-6, err_msg=key)
@@ -173,8 +174,8 @@ def test_fine_tuning_from_a_published_file(tmp_path, tiny):
     init = f"--config.init_from={tmp_path}/weights.npz"
     depth = len({key.split("/")[2] for key in arrays if key.startswith("pretrained/Transformer/encoderblock_")})
     assert run(tiny, tmp_path / "run", init, *model, *still, f"--config.model.depth={depth}") == 0
-    posemb = final_params(tmp_path / "run")[pretrained.POSEMB]
-    np.testing.assert_allclose(posemb, arrays[f"result/{pretrained.POSEMB}"], atol=1e-6)
+    posemb = final_params(tmp_path / "run")[POSEMB]
+    np.testing.assert_allclose(posemb, arrays[f"result/{POSEMB}"], atol=1e-6)
     assert not any(key.startswith("pre_logits") for key in final_params(tmp_path / "run"))
 
 

@@ -141,6 +141,15 @@ def absolute(path) -> epath.Path:
     return epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
 
 
+def is_ours(path) -> bool:
+    """Whether a folder is a checkpoint, or holds checkpoints."""
+    path = epath.Path(path)
+    folders = (path, path / "checkpoints")
+    return (path / "state").exists() or any(
+        child.name.isdigit() for folder in folders if folder.is_dir() for child in folder.iterdir()
+    )
+
+
 def find(path) -> epath.Path:
     """The folder of one checkpoint, from it, from a `checkpoints` folder, or from a workdir (the newest).
 
@@ -156,6 +165,21 @@ def find(path) -> epath.Path:
             if steps:
                 return folder / str(max(steps))
     raise UserError(f"{path} holds no checkpoint: give a workdir, or a folder checkpoints/STEP in one")
+
+
+def write_params(folder, params: dict, meta: dict) -> None:
+    """Writes a checkpoint of parameters alone, whole or not at all.
+
+    Args:
+      folder: must not exist.
+      params: tree of arrays.
+      meta: as for `Checkpointer.save`.
+    """
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave({"params": params, "ema_params": {}}), meta=ocp.args.JsonSave(meta)
+    )
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(absolute(folder), args=items)
 
 
 def read_meta(folder) -> dict:

@@ -22,7 +22,8 @@ def defaults() -> ml_collections.ConfigDict:
     config.total_steps = 0  # updates; this or total_epochs
     config.total_epochs = 0.0  # passes over data.split; this or total_steps
     config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
-    config.init_from = ""  # start from these weights: a workdir or checkpoint of ours, or a published .npz
+    config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
+    config.init_allow = ""  # parameters that they may lack or have left over, a regular expression; "": none
     config.accum_steps = 1  # microbatches per update
     config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent
     config.mixup = 0.0  # parameter of mixup's Beta distribution; 0: off

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax import (
-    augment,
+    adapt,
     checkpoint,
     chips,
     errors,
@@ -98,12 +98,7 @@ def make_optimizer(config, model, total_steps: int):
             f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the {total_steps} steps of "
             "the run: make it shorter"
         )
-    return optim.make_optimizer(config.optim, pretrained.abstract_params(model), total_steps)
-
-
-def normalizer(model) -> Callable:
-    """uint8 images -> what the model expects."""
-    return functools.partial(augment.normalize, mean=model.mean, std=model.std)
+    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps)
 
 
 def make_train_step(config, model, tx, schedule) -> Callable:
@@ -121,7 +116,7 @@ def make_train_step(config, model, tx, schedule) -> Callable:
         seed=config.seed,
         accum_steps=config.accum_steps,
         mixup=config.mixup,
-        normalize=normalizer(model),
+        normalize=model.normalize,
         ema_decay=config.optim.ema_decay,
     )
 
@@ -168,7 +163,9 @@ def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.Trai
 def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
     weights = pretrained.read(config.init_from, image_size=config.image_size)
-    params = layout.relayout(pretrained.adapt(weights, model, new_head=True), model.scan, jnp.stack)
+    adapt.check_same_function(weights, model)
+    params = adapt.adapt(weights, model, new_head=True, allow=config.init_allow)
+    params = layout.relayout(params, model.scan, jnp.stack)
     params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     return jax.jit(create, out_shardings=shardings(abstract))(params)
@@ -213,7 +210,7 @@ def make_eval_step(config, model) -> Callable:
     def apply_fn(params, image):
         return model.apply({"params": params}, image)
 
-    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes, normalizer(model)))
+    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes, model.normalize))
 
 
 def run_evals(evals, eval_step, params, wanted: Callable[[str], bool]) -> dict[str, float]:
@@ -326,7 +323,7 @@ def train(config, folder: epath.Path) -> None:
     tx, schedule = make_optimizer(config, model, total_steps)
     evals = open_evals(config, mesh, facts.class_names, facts.num_classes)
     workdir.check(folder, config)
-    for line in summary.head(config, model, pretrained.abstract_params(model), facts, total_steps, schedule, mesh):
+    for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
     peak = chips.peak_flops(jax.devices()[0].device_kind)
@@ -355,7 +352,7 @@ def dry_run(config) -> None:
     mesh = sharding.abstract_mesh(config.mesh)
     sharding.check_model(model, mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    params = layout.relayout(pretrained.abstract_params(model), False, None)
+    params = layout.relayout(adapt.abstract_params(model), False, None)
     for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
         print(line)
     print("\n".join(summary.sharding_lines(params, mesh)))

@@ -3,6 +3,9 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax import augment
+from vit_jax.errors import UserError
+
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -26,12 +29,18 @@ class Classifier(nn.Module):
         names = ("mean", "std", "image_size", "interpolation", "crop")
         return {name: getattr(self, name) for name in names}
 
+    def normalize(self, image):
+        """uint8 [batch, H, W, 3] -> float32 as `preprocess` says."""
+        return augment.normalize(image, self.mean, self.std)
+
     def with_scan(self, scan: bool):
         """The same model with its layers stacked or not, where it can stack them."""
         return self.clone(scan=scan) if "scan" in self.__dataclass_fields__ else self
 
     def check(self) -> None:
         """Raises UserError where fields do not fit together."""
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(std > 0 for std in self.std):
+            raise UserError(f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0")
 
     def head(self, x, name: str = "head"):
         """Logits; call inside a compact method. The head starts at zero (arXiv 2010.11929 section 3.2)."""

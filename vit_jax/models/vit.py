@@ -74,6 +74,7 @@ class VisionTransformer(Classifier):
         return h // self.patch_size[0], w // self.patch_size[1]
 
     def check(self) -> None:
+        super().check()
         choices = dict(
             pool=POOLS, posemb=posemb.KINDS, posemb_at=posemb.PLACES, remat=tuple(REMAT_POLICIES), gelu=tuple(GELUS)
         )

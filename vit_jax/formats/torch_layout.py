@@ -1,0 +1,120 @@
+"""The same parameters in PyTorch's layouts: a table of names, read in both directions.
+
+A row pairs one array of the file with one of ours, or with several that the file keeps fused (query, key, value).
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.formats.weights import BLOCK
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """`kind` is the layout: plain; linear [out, in]; conv [out, in, h, w]; heads and out, of attention; rows."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    kind: str = "plain"
+
+
+def layer(theirs: str, ours: str, kind: str) -> list[Row]:
+    """Weight and bias of a layer."""
+    bias = {"heads": "heads_bias"}.get(kind, "plain")
+    return [Row(f"{theirs}.weight", (f"{ours}/kernel",), kind), Row(f"{theirs}.bias", (f"{ours}/bias",), bias)]
+
+
+def fused(theirs: str, ours: Iterable[str]) -> list[Row]:
+    """Weight and bias of projections to heads that the file keeps in one array."""
+    ours = tuple(ours)
+    return [
+        Row(f"{theirs}weight", tuple(f"{name}/kernel" for name in ours), "heads"),
+        Row(f"{theirs}bias", tuple(f"{name}/bias" for name in ours), "heads_bias"),
+    ]
+
+
+def norm(theirs: str, ours: str) -> list[Row]:
+    return [Row(f"{theirs}.weight", (f"{ours}/scale",)), Row(f"{theirs}.bias", (f"{ours}/bias",))]
+
+
+def blocks(rows: list[Row], theirs: str, depth: int) -> list[Row]:
+    """The rows of block 0 for every block; `theirs` is its prefix there, with {} for the number."""
+
+    def numbered(row: Row, i: int) -> Row:
+        ours = tuple(name.replace("encoderblock_0", f"encoderblock_{i}", 1) for name in row.ours)
+        return dataclasses.replace(row, theirs=theirs.format(i) + row.theirs, ours=ours)
+
+    return [numbered(row, i) for i in range(depth) for row in rows]
+
+
+def block_rows(norm1, qkv: list[Row], out, norm2, fc1, fc2) -> list[Row]:
+    """One block, from the names that a format gives its parts."""
+    return [
+        *norm(norm1, f"{BLOCK}/LayerNorm_0"),
+        *qkv,
+        *layer(out, f"{BLOCK}/MultiHeadDotProductAttention_1/out", "out"),
+        *norm(norm2, f"{BLOCK}/LayerNorm_2"),
+        *layer(fc1, f"{BLOCK}/MlpBlock_3/Dense_0", "linear"),
+        *layer(fc2, f"{BLOCK}/MlpBlock_3/Dense_1", "linear"),
+    ]
+
+
+def to_ours(value: np.ndarray, row: Row, heads: int) -> list[np.ndarray]:
+    """One array of the file as ours; a shape that does not fit the row raises ValueError."""
+    parts = np.split(value, len(row.ours)) if len(row.ours) > 1 else [value]
+    change = {
+        "plain": lambda x: x,
+        "linear": lambda x: x.transpose(1, 0),
+        "conv": lambda x: x.transpose(2, 3, 1, 0),
+        "heads": lambda x: x.transpose(1, 0).reshape(x.shape[1], heads, -1),
+        "heads_bias": lambda x: x.reshape(heads, -1),
+        "out": lambda x: x.transpose(1, 0).reshape(heads, -1, x.shape[0]),
+        "rows": lambda x: x.reshape(1, *x.shape),
+    }[row.kind]
+    return [np.ascontiguousarray(change(part)) for part in parts]
+
+
+def to_theirs(values: list[np.ndarray], row: Row) -> np.ndarray:
+    """The inverse of `to_ours`."""
+    change = {
+        "plain": lambda x: x,
+        "linear": lambda x: x.transpose(1, 0),
+        "conv": lambda x: x.transpose(3, 2, 0, 1),
+        "heads": lambda x: x.reshape(x.shape[0], -1).transpose(1, 0),
+        "heads_bias": lambda x: x.reshape(-1),
+        "out": lambda x: x.reshape(-1, x.shape[-1]).transpose(1, 0),
+        "rows": lambda x: x.reshape(*x.shape[1:]),
+    }[row.kind]
+    parts = [change(value) for value in values]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def read(held: dict, rows: list[Row], heads: int, path) -> tuple[dict, dict]:
+    """(our parameters, name in the file by our name); names that no row has are passed on as they are.
+
+    Raises:
+      UserError: an array does not have the shape of its row.
+    """
+    held, params, file_names = dict(held), {}, {}
+    for row in rows:
+        file_names |= dict.fromkeys(row.ours, row.theirs)
+        if row.theirs not in held:
+            continue
+        value = held.pop(row.theirs)
+        try:
+            params |= zip(row.ours, to_ours(value, row, heads), strict=True)
+        except (ValueError, IndexError):
+            raise UserError(
+                f"{path} has {row.theirs} of shape {value.shape}, which is no {row.kind} weight of {heads} heads: "
+                "fetch the file again, or give the right num_heads="
+            ) from None
+    return params | held, file_names
+
+
+def write(params: dict, rows: list[Row]) -> dict:
+    """Arrays by the names of the file, for every row whose parameters are there."""
+    present = [row for row in rows if row.ours[0] in params]
+    return {row.theirs: to_theirs([params[name] for name in row.ours], row) for row in present}

@@ -1,0 +1,142 @@
+"""Weights on their way: parameters by published name, and the model that they are for."""
+
+import dataclasses
+import difflib
+import math
+import re
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import create, variants
+
+POSEMB = "Transformer/posembed_input/pos_embedding"
+BLOCK = "Transformer/encoderblock_0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Parameters by published name (one entry per layer), and the constructor arguments of the model they fit."""
+
+    params: dict[str, np.ndarray]
+    fields: dict
+    class_names: tuple[str, ...] = ()
+    loss: str = ""  # that they were trained with, where it is known
+    format: str = "ours"
+    file_names: dict[str, str] = dataclasses.field(default_factory=dict)  # published name -> name in the file
+
+
+def nearest(name: str, names) -> str:
+    """ "; the nearest name is X", or nothing where none is near."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"; the nearest name is {close[0]}" if close else ""
+
+
+def shape_of(params, name: str, rank: int, path) -> tuple[int, ...]:
+    """The shape of a parameter that every ViT has.
+
+    Raises:
+      UserError: it is missing, or of another rank.
+    """
+    if name not in params:
+        raise UserError(
+            f"{path} has no {name} among its {len(params)} parameters{nearest(name, params)}: "
+            "these are not the weights of a ViT"
+        )
+    if params[name].ndim != rank or not params[name].size:
+        raise UserError(f"{path} has {name} of shape {params[name].shape}: these are not the weights of a ViT")
+    return params[name].shape
+
+
+def infer_fields(params: dict[str, np.ndarray], path) -> dict:
+    """Constructor arguments that the names and shapes of a ViT's published parameters show, all but the grid.
+
+    Raises:
+      UserError: these are not the parameters of a ViT.
+    """
+
+    def outputs(layer):
+        """Width of a layer, 0 where nothing of it is there; what is missing of it is named later."""
+        return next((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), 0)
+
+    kernel = shape_of(params, "embedding/kernel", 4, path)
+    blocks = {int(match[1]) for name in params if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
+    if blocks != set(range(len(blocks))) or not blocks:
+        raise UserError(f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file again")
+    places = {"stem": POSEMB, "every": POSEMB.replace("posembed_input", "encoderblock_0/posembed_input")}
+    place = next((place for place, name in places.items() if name in params), None)
+    fields = dict(
+        architecture="vit",
+        width=kernel[-1],
+        depth=len(blocks),
+        mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path)[-1],
+        num_heads=shape_of(params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path)[1],
+        patch_size=tuple(kernel[:2]),
+        pool="tok" if "cls" in params else "map" if "MAPHead_0/probe" in params else "gap",
+        posemb="learn" if place else "sincos2d",
+        pre_logits=outputs("pre_logits"),
+        num_classes=outputs("head"),
+    )
+    if place:
+        fields["posemb_at"] = place
+    if "conv_root/kernel" in params:
+        units = [len({name.split("/")[1] for name in params if name.startswith(f"block{i}/")}) for i in range(1, 9)]
+        fields |= dict(
+            stem_units=tuple(count for count in units if count), stem_width=params["conv_root/kernel"].shape[-1]
+        )
+    return fields
+
+
+def held_image_size(params, fields: dict, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
+    """The image size that a ViT's held position embedding is for: see `settle_image_size`."""
+    model = create.create(**fields | dict(image_size=2**14))
+    if POSEMB not in params:
+        return create.pair(image_size or default or 224)
+    tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
+    if tokens < 1:
+        raise UserError(f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows")
+    return settle_image_size(model, tokens, path, grid, image_size, default)
+
+
+def settle_image_size(model, tokens: int, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
+    """The image size that gives a number of patch tokens.
+
+    Args:
+      model: of any image size.
+      grid: (h, w) of the patch tokens, as the user says.
+      image_size: as the user wants it; settles the grid when it has exactly as many tokens.
+      default: image size that the file's own config gives.
+
+    Raises:
+      UserError: nothing of these tells the grid, and it is no square.
+    """
+
+    def settles(size):
+        return size and math.prod(model.clone(image_size=create.pair(size)).grid) == tokens
+
+    side = math.isqrt(tokens)
+    if grid is None:
+        if size := next(filter(settles, (default, image_size)), None):
+            return create.pair(size)
+        grid = (side, side) if side * side == tokens else None
+    if grid is None or math.prod(create.pair(grid)) != tokens:
+        raise UserError(
+            f"{path} has {tokens} patch tokens, {'no square' if grid is None else f'not {grid[0]} x {grid[1]}'}: "
+            "give grid=(h, w), or the image_size= that it was trained at"
+        )
+    grid = create.pair(grid)
+    return grid[0] * model.cell[0], grid[1] * model.cell[1]
+
+
+def number_of_heads(width: int, depth: int, mlp_dim: int, path) -> int:
+    """Heads of a model whose file does not show them: those of the variant with its sizes, or of its width.
+
+    Raises:
+      UserError: no variant has them.
+    """
+    for sizes in variants.SIZES.values():
+        if sizes[:3] == (width, depth, mlp_dim):
+            return sizes[3]
+    if width in {sizes[0] for name, sizes in variants.SIZES.items() if name in ("Ti", "S", "B", "L")}:
+        return width // 64
+    raise UserError(f"{path} does not say how many heads a width of {width} has: give num_heads=")
