@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import demo, evaluate, train
+from vit_jax import convert, demo, evaluate, train
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -105,6 +105,10 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     scope = {}
     exec(snippet, scope)
     assert scope["model"].num_classes == 100 and scope["model"].image_size == (48, 48)
+
+    (command,) = [command for command in COMMANDS if "vit_jax.convert" in command]
+    assert convert.main(shlex.split(command)[3:]) == 0
+    assert pathlib.Path("demo_workdir/timm/model.safetensors").exists()
 
     (command,) = [command for command in COMMANDS if "launch.local" in command]
     words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)]
