@@ -84,8 +84,7 @@ def plan_steps(config, num_examples: int) -> int:
 def make_model(config, num_classes: int) -> classifier.Classifier:
     """The model that `config.model` describes: its variant, and what differs from the defaults."""
     unset = configs.defaults().model
-    fields = {key: value for key, value in config.model.items() if value != unset[key]}
-    fields = {key: value for key, value in fields.items() if key not in ("variant", "num_classes")}
+    fields = {k: v for k, v in config.model.items() if v != unset[k] and k not in ("variant", "num_classes")}
     return create.create(config.model.variant, num_classes, config.image_size, **fields)
 
 
@@ -164,8 +163,7 @@ def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     adapt.check_same_function(weights, model)
-    params = adapt.adapt(weights, model, new_head=True, allow=config.init_allow)
-    params = layout.relayout(params, model.scan, jnp.stack)
+    params = layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
     params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     return jax.jit(create, out_shardings=shardings(abstract))(params)
@@ -331,10 +329,7 @@ def train(config, folder: epath.Path) -> None:
     train_step = jax.jit(make_train_step(config, model, tx, schedule), donate_argnums=0)
     eval_step = make_eval_step(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
-    with (
-        jax.set_mesh(mesh),
-        checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,
-    ):
+    with jax.set_mesh(mesh), checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
         first, state = start_state(config, model, tx, mesh, checkpointer)
         workdir.claim(folder, config)
         batches, host = training_batches(config, mesh, source, first, total_steps)
