@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "config": {"errors"},
     "sharding": {"errors"},
     "layout": {"sharding"},
-    "optim": {"sharding"},
+    "optim": {"errors", "sharding"},
     "step": {"losses", "augment"},
     "metrics": {"errors"},
     "figures": {"metrics"},

@@ -17,8 +17,28 @@ def test_losses_equal_big_vision(name, case, kind):
     logits, labels = arrays[f"{case}/logits"], arrays[f"{case}/labels_{kind}"]
     truth = arrays[f"{case}/{name}/{kind}/per_example"]
     np.testing.assert_allclose(losses.LOSSES[name](logits, labels), truth, rtol=1e-5)
+    mean = arrays[f"{case}/{name}/{kind}/mean"]
+    np.testing.assert_allclose(losses.LOSSES[name](logits, labels).mean(), mean, rtol=1e-5)
     grad = jax.grad(lambda x: losses.LOSSES[name](x, labels).mean())(jnp.asarray(logits))
     np.testing.assert_allclose(grad, arrays[f"{case}/{name}/{kind}/grad_mean"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", ["small", "wide"])
+@pytest.mark.parametrize("kind", ["onehot", "multihot", "soft"])
+def test_divergence_equals_big_vision_and_vanishes_at_its_target(case, kind):
+    arrays, _ = golden("losses")
+    logits, labels = arrays[f"{case}/logits"], arrays[f"{case}/labels_{kind}"]
+    truth = arrays[f"{case}/softmax_xent_kl/{kind}/per_example"]
+    np.testing.assert_allclose(losses.softmax_xent(logits, labels, kl=True), truth, rtol=1e-5)
+    met = losses.softmax_xent(logits, jax.nn.softmax(logits), kl=True)
+    np.testing.assert_allclose(met, 0.0, atol=1e-5)
+
+
+def test_every_golden_loss_is_used():
+    arrays, _ = golden("losses")
+    inputs = {name for name in arrays if name.split("/")[1].startswith(("logits", "labels"))}
+    outputs = {name.split("/")[1] for name in set(arrays) - inputs}
+    assert outputs == {*losses.LOSSES, "softmax_xent_kl"} and len(inputs) == 8
 
 
 @pytest.mark.parametrize("case", golden("mixup")[1]["cases"], ids=lambda case: f"p{case['p']}")
@@ -28,6 +48,8 @@ def test_mixing_equals_big_vision(case):
     for what in ("images", "labels"):
         mixed = augment.mix(arrays[f"{name}/{what}"], case["lam"])
         np.testing.assert_allclose(mixed, arrays[f"{name}/mixed_{what}"], atol=1e-6)
+    rows = augment.mix(jnp.eye(case["batch"]), case["lam"])
+    np.testing.assert_allclose(rows, arrays[f"{name}/mix_matrix"], atol=1e-6)
 
 
 def test_mixup_draws_one_lambda_of_at_least_a_half_and_drops_pairs_with_padding():

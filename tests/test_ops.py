@@ -8,7 +8,8 @@ from conftest import golden
 from vit_jax.data import ops
 
 BIG_VISION, CONFIG = golden("pp_bigvision")
-VIT_JAX, _ = golden("pp_vitjax")
+VIT_JAX, VIT_JAX_CONFIG = golden("pp_vitjax")
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of ImageNet, as torchvision has them
 CASES = {case["key"]: case for case in CONFIG["cases"]}
 
 
@@ -31,10 +32,14 @@ OURS = {
     'resize_small(64, method="bilinear")': lambda image: ops.resize_small(image, 64, "bilinear"),
     'resize_small(24, method="bilinear", antialias=True)': lambda image: ops.resize_small(image, 24, "bilinear", True),
     'resize_small(24, method="lanczos3", antialias=True)': lambda image: ops.resize_small(image, 24, "lanczos3", True),
+    "resize_long(64)": lambda image: ops.resize_long(image, 64),
+    "central_crop()": ops.central_crop,
     "central_crop(24)": lambda image: ops.central_crop(image, 24),
     "central_crop((20, 31))": lambda image: ops.central_crop(image, (20, 31)),
     "value_range(-1, 1)": lambda image: ops.value_range(image, -1, 1),
     "value_range(0, 1)": lambda image: ops.value_range(image, 0, 1),
+    "value_range(-1, 1, 20, 200, True)": lambda image: ops.value_range(image, -1, 1, 20, 200, True),
+    "vgg_value_range": lambda image: ops.value_range(image, 0, 1, 255 * MEAN, 255 * (MEAN + STD)),
     "resize_small(64)|central_crop(56)|value_range(-1, 1)": lambda image: normalised(
         ops.central_crop(ops.resize_small(image, 64), 56)
     ),
@@ -64,19 +69,18 @@ def test_as_published_by_big_vision(op):
         assert_as_published(found, BIG_VISION[case["key"]], tolerance)
 
 
-def test_every_published_case_is_used_or_has_no_function_here():
-    without = ("resize_long(64)", "central_crop()", "value_range(-1, 1, 20, 200, True)", "vgg_value_range")
-    left = {case["op"] for case in CASES.values()} - set(OURS) - set(without)
-    assert all(op.startswith("inception_crop") for op in left)
+def test_every_published_case_is_used():
+    boxed = [case for case in CASES.values() if case["op"] not in OURS]
+    assert len(CASES) == 74 and len(boxed) == 3
+    assert all(key.startswith("out/inception_fixed_") for case in boxed for key in [case["key"]])
+    assert len(VIT_JAX_CONFIG["cases"]) == 4 + 3 + 3  # the two tests of vision_transformer below
 
 
-def test_value_range_of_another_input_range():
-    image = BIG_VISION["img/c"]
-    wanted = BIG_VISION["out/18/c"]  # big_vision's also clips, so compare where nothing is to clip
-    inside = (image >= 20) & (image <= 200)
-    found = ops.value_range(tf.constant(image), -1, 1, 20, 200).numpy()
-    assert inside.any() and not inside.all()
-    np.testing.assert_allclose(found[inside], wanted[inside], atol=1e-5)
+def test_values_are_clipped_only_when_asked_to():
+    image = tf.constant(BIG_VISION["img/c"])
+    free, clipped = ops.value_range(image, -1, 1, 20, 200).numpy(), BIG_VISION["out/18/c"]
+    assert free.min() < -1 and free.max() > 1
+    np.testing.assert_allclose(np.clip(free, -1, 1), clipped, atol=1e-5)
 
 
 def test_overshoot_of_bicubic_is_clipped():
@@ -92,12 +96,9 @@ def test_inception_crop_of_a_given_box(monkeypatch, number):
     (case,) = (case for key, case in CASES.items() if key.startswith(f"out/inception_fixed_{number}"))
     top, left, height, width = case["box"]
     image = tf.constant(BIG_VISION[f"img/{case['image']}"])
-    if case["antialias"]:
-        found = ops.resize(image[top : top + height, left : left + width], case["size"], antialias=True)
-    else:
-        box = tf.constant([top, left, 0]), tf.constant([height, width, -1])
-        monkeypatch.setattr(ops, "inception_box", lambda shape, seed, area: box)
-        found = ops.inception_crop(image, case["size"], tf.constant([0, 0]))
+    box = tf.constant([top, left, 0]), tf.constant([height, width, -1])
+    monkeypatch.setattr(ops, "inception_box", lambda shape, seed, area: box)
+    found = ops.inception_crop(image, case["size"], tf.constant([0, 0]), antialias=case["antialias"])
     assert_as_published(found, BIG_VISION[case["key"]])
 
 

@@ -6,40 +6,55 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
-from conftest import below, golden
+from conftest import GOLDEN, below, golden, last_error, metric_lines
 
-from vit_jax import optim
+from vit_jax import checkpoint, layout, optim, sharding, train, workdir
+from vit_jax import config as configs
+from vit_jax.errors import UserError
 
-_, SCHEDULES = golden("lr_schedules")
-SUPPORTED = {"base", "decay_type", "total_steps", "warmup_steps", "linear_end", "cooldown_steps", "timescale",
-             "batch_size", "data_size"}  # fmt: skip
-CASES = [
-    case
-    for case in SCHEDULES["cases"]
-    if set(case["kwargs"]) <= SUPPORTED and case["kwargs"]["decay_type"] in optim.SCHEDULES
-]
+SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
+# Options of the published schedules by our names; the others are lengths in other units, see `ours`.
+SAME = {"linear_end": "end_lr", "end": "end_lr"} | {key: key for key in ("power", "timescale", "shift")}
 
 
-def test_most_golden_schedules_are_covered():
-    assert len(CASES) >= 9
+def ours(case) -> dict:
+    """Arguments of `make_schedule` for a published case: what is in epochs, examples or percent becomes steps."""
+    kwargs = dict(case["kwargs"])
+    batch, total, base = kwargs.pop("batch_size", 0), kwargs["total_steps"], kwargs.pop("base", 1.0)
+    epoch = kwargs.pop("data_size", 0) / batch if batch else 0
+    found = dict(name=kwargs.pop("decay_type"), total_steps=kwargs.pop("total_steps"))
+    found["lr"] = base * (batch / 256 if kwargs.pop("scale_with_batchsize", False) else 1.0)
+    if found["name"] == "linear" and case["name"].startswith("vit_jax"):
+        found["end_lr"] = 1e-5  # vision_transformer's default
+    if found["name"] == "stair":
+        found["stairs"] = tuple(zip(kwargs.pop("steps"), kwargs.pop("mults"), strict=True))
+    for name in list(kwargs):
+        for unit, length in (("_steps", 1), ("_epochs", epoch), ("_examples", 1 / batch if batch else 0)):
+            if name.endswith(unit):
+                found[name.removesuffix(unit) + "_steps"] = round(kwargs.pop(name) * length)
+        if name.endswith("_percent"):
+            found[name.removesuffix("_percent") + "_steps"] = round(kwargs.pop(name) * total)
+    return found | {SAME[name]: value for name, value in kwargs.items()}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", SCHEDULE_CONFIG["cases"], ids=lambda case: case["name"])
 def test_schedules_equal_the_published_ones(case):
-    arrays, _ = golden("lr_schedules")
-    kwargs = case["kwargs"]
-    published_end = 1e-5 if case["name"].startswith("vit_jax") else 0.0  # vision_transformer's default
-    schedule = optim.make_schedule(
-        kwargs["decay_type"],
-        kwargs.get("base", 1.0),
-        kwargs["total_steps"],
-        kwargs.get("warmup_steps", 0),
-        cooldown_steps=kwargs.get("cooldown_steps", 0),
-        end_lr=kwargs.get("linear_end", published_end),
-        timescale=kwargs.get("timescale", 10_000),
-    )
-    rates = [schedule(step) for step in arrays[f"{case['name']}/steps"]]
-    np.testing.assert_allclose(rates, arrays[f"{case['name']}/lr"], rtol=1e-6, atol=1e-8)
+    schedule = optim.make_schedule(**ours(case))
+    rates = [schedule(step) for step in SCHEDULES[f"{case['name']}/steps"]]
+    np.testing.assert_allclose(rates, SCHEDULES[f"{case['name']}/lr"], rtol=1e-6, atol=1e-8)
+
+
+def test_published_schedules_cover_all_but_the_constant_one():
+    assert {case["kwargs"]["decay_type"] for case in SCHEDULE_CONFIG["cases"]} == set(optim.SCHEDULES) - {"constant"}
+    assert len(SCHEDULE_CONFIG["cases"]) == 14
+    schedule = optim.make_schedule("constant", 0.5, 100, 10, cooldown_steps=20)
+    np.testing.assert_allclose([schedule(step) for step in (0, 5, 10, 80, 90)], [0, 0.25, 0.5, 0.5, 0.25], rtol=1e-6)
+
+
+def test_stairs_count_from_the_start_of_the_run_and_multiply_the_base():
+    schedule = optim.make_schedule("stair", 2.0, 100, 10, stairs=((20, 0.5), (60, 0.1)))
+    rates = [schedule(step) for step in (5, 19, 20, 59, 60, 99)]
+    np.testing.assert_allclose(rates, [1.0, 2.0, 1.0, 1.0, 0.2, 0.2], rtol=1e-6)
 
 
 def test_warm_up_starts_at_zero_and_cooldown_ends_there():
@@ -54,26 +69,46 @@ def test_a_run_may_end_inside_its_warm_up():
 
 
 def settings(**values):
-    base = dict(name="adam", lr=0.01, schedule="cosine", warmup_steps=3, cooldown_steps=0, wd=0.0, wd_times_lr=True)
-    base |= dict(wd_mask="kernel", grad_clip_norm=1.0, momentum_dtype="float32", b1=0.9, b2=0.999, momentum=0.9)
-    return ml_collections.ConfigDict(base | values)
+    base = dict(lr=0.01, schedule="cosine", warmup_steps=3, grad_clip_norm=1.0)
+    return ml_collections.ConfigDict(dict(configs.defaults().optim) | base | values)
 
 
+BF16 = dict(momentum_dtype="bfloat16")
+BIG_VISION = dict(wd_times_lr=False)
+PLAIN = dict(grad_clip_norm=0.0, warmup_steps=0)
+MULTS = dict(frozen="embedding/.*", lr_mults=(("head/.*", 3.0), (".*", 1.0)))
+MULTS |= dict(wd_mults=((".*/kernel", 1.0), (".*/scale", 0.5)))
+
+# Config of every published trajectory, and the tolerance: bfloat16 may round a tie to the other side.
 TRAJECTORIES = {
-    "optim_bv_adam_bf16": (settings(wd=0.001, wd_times_lr=False, momentum_dtype="bfloat16"), 3e-5),
+    "optim_bv_adam_bf16": (settings(wd=0.001, **BIG_VISION, **BF16), 3e-5),
+    "optim_bv_adam_f32_mults_frozen": (
+        settings(
+            lr=0.02, b2=0.95, wd=0.01, schedule="rsqrt", timescale=5, warmup_steps=2, cooldown_steps=4,
+            **BIG_VISION, **MULTS,
+        ),
+        1e-6,
+    ),
+    "optim_bv_adafactor": (settings(name="adafactor", beta2_cap=0.95, wd=0.003, **BIG_VISION, **BF16), 3e-5),
+    "optim_bv_adafactor_default_clip": (
+        settings(name="adafactor", clipping_threshold=1.0, schedule="linear", end_lr=0.001, **PLAIN, **BF16),
+        3e-5,
+    ),
+    "optim_bv_momentum_hp": (settings(name="sgd", lr=0.03, **BF16), 3e-5),
+    "optim_bv_momentum_hp_nesterov": (
+        settings(name="sgd", lr=0.03, momentum=0.8, nesterov=True, wd=0.01, **BIG_VISION, **PLAIN, **BF16),
+        3e-5,
+    ),
+    "optim_bv_sgd": (settings(name="sgd", lr=0.1, momentum=0.0, **PLAIN), 1e-6),
     "optim_vitjax_sgd_float32": (settings(name="sgd", lr=0.03), 1e-6),
-    "optim_vitjax_sgd_bfloat16": (settings(name="sgd", lr=0.03, momentum_dtype="bfloat16"), 3e-5),
+    "optim_vitjax_sgd_bfloat16": (settings(name="sgd", lr=0.03, **BF16), 3e-5),
     # AdamW by learning rate times decay, with the same trajectory: big_vision's wd is ours times its learning rate.
-    "optim_bv_adam_bf16 ": (settings(wd=0.1, momentum_dtype="bfloat16"), 3e-5),
-}
+    "optim_bv_adam_bf16 ": (settings(wd=0.1, **BF16), 3e-5),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRAJECTORIES)
-def test_updates_equal_the_published_trajectory(name):
-    config, tolerance = TRAJECTORIES[name]
-    common, _ = golden("optim_common")
-    arrays, _ = golden(name.strip())
-    params, grads, truth = below(common, "params0"), below(common, "grads"), below(arrays, "params")
+def trajectory(config, params, grads):
+    """Yields the parameters after every update."""
     tx, _ = optim.make_optimizer(config, params, 20)
 
     @jax.jit
@@ -82,10 +117,78 @@ def test_updates_equal_the_published_trajectory(name):
         return optax.apply_updates(params, updates), state
 
     state = tx.init(params)
-    for step in range(10):
-        params, state = update(params, state, {key: value[step] for key, value in grads.items()})
-        for key, value in params.items():
+    for step in range(len(jax.tree.leaves(grads)[0])):
+        params, state = update(params, state, jax.tree.map(lambda value, step=step: value[step], grads))
+        yield params
+
+
+@pytest.mark.parametrize("name", TRAJECTORIES)
+def test_updates_equal_the_published_trajectory(name):
+    config, tolerance = TRAJECTORIES[name]
+    common, _ = golden("optim_common")
+    arrays, _ = golden(name.strip())
+    params, grads, truth = below(common, "params0"), below(common, "grads"), below(arrays, "params")
+    for step, found in enumerate(trajectory(config, params, grads)):
+        for key, value in found.items():
             np.testing.assert_allclose(value, truth[key][step + 1], atol=tolerance, err_msg=f"{key} step {step}")
+
+
+def test_every_published_trajectory_is_used():
+    here = {path.stem for path in GOLDEN.glob("optim_*.npz")} - {"optim_common"}
+    assert here == {name.strip() for name in TRAJECTORIES} and len(here) == 9
+
+
+def test_adafactor_is_its_formula_without_factors():
+    """arXiv 1804.04235 algorithm 4 for a vector, with the capped beta2 and an undebiased mean, in numpy."""
+    config = settings(
+        name="adafactor", beta2_cap=0.5, clipping_threshold=0.5, momentum=0.8, schedule="constant", **PLAIN
+    )
+    grads = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    w, v, m = np.ones(4), np.zeros(4), np.zeros(4)
+    for step, found in enumerate(trajectory(config, {"w": jnp.ones(4)}, {"w": grads})):
+        beta2 = min(0.5, 1 - (step + 1.0) ** -0.8)
+        v = beta2 * v + (1 - beta2) * grads[step] ** 2
+        update = grads[step] / np.sqrt(v)
+        m = 0.8 * m + 0.2 * update / max(1.0, np.sqrt(np.mean(update**2)) / 0.5)
+        w = w - 0.01 * m
+        np.testing.assert_allclose(found["w"], w, atol=1e-6)
+
+
+def state_shapes(config, params) -> set[tuple[int, ...]]:
+    tx, _ = optim.make_optimizer(config, params, 10)
+    return {leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(tx.init, params))}
+
+
+def test_optimizers_remember_no_more_than_they_need():
+    params = {"a": {"kernel": jnp.ones((40, 48))}, "b": {"kernel": jnp.ones((31, 64))}}
+    both = {(40, 48), (31, 64)}
+    assert not state_shapes(settings(name="sgd", momentum=0.0), params) & both
+    assert state_shapes(settings(name="sgd"), params) & both == both
+    factored = state_shapes(settings(name="adafactor", momentum=0.0), params)
+    assert {(40,), (48,), (31, 64)} <= factored and (40, 48) not in factored
+    frozen = state_shapes(settings(frozen="a/.*"), params)
+    assert (31, 64) in frozen and (40, 48) not in frozen
+
+
+def test_frozen_parameters_stay_and_count_in_no_norm():
+    params = {"a": {"kernel": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
+    grads = {"a": {"kernel": jnp.full((1, 3), 100.0)}, "b": {"kernel": jnp.full((1, 3), 0.1)}}
+    config = settings(name="sgd", momentum=0.0, frozen="a/.*", wd=0.5, schedule="constant", warmup_steps=0)
+    (found,) = trajectory(config, params, grads)
+    np.testing.assert_array_equal(found["a"]["kernel"], 1.0)
+    np.testing.assert_allclose(found["b"]["kernel"], 1 - 0.01 * (0.1 + 0.5), rtol=1e-6)  # 0.1: nothing was clipped
+
+
+@pytest.mark.parametrize("times_lr", [True, False])
+def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
+    params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
+    config = settings(
+        wd=0.1, wd_times_lr=times_lr, lr_mults=(("a/.*", 0.5), (".*", 2.0)), schedule="constant", warmup_steps=0
+    )
+    (found,) = trajectory(config, params, jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), params))
+    lost = {name: float(1 - leaf["kernel"][0]) for name, leaf in found.items()}
+    wanted = dict(a=0.01 * 0.5 * 0.1, b=0.01 * 2.0 * 0.1) if times_lr else dict(a=0.1, b=0.1)
+    assert lost == pytest.approx(wanted, rel=1e-3)
 
 
 def test_decay_reaches_the_masked_parameters_only():
@@ -99,10 +202,95 @@ def test_decay_reaches_the_masked_parameters_only():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: optim.make_schedule("stair", 1.0, 10), "unknown schedule 'stair': use one of cosine"),
+        (lambda: optim.make_schedule("step", 1.0, 10), "unknown schedule 'step': use one of cosine"),
         (lambda: optim.make_optimizer(settings(name="lion"), {}, 10), "unknown optimizer 'lion': use one of adam"),
     ],
 )
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("key", ["lr_mults", "wd_mults", "frozen"])
+@pytest.mark.parametrize("pattern", ["head", "a/.*x"])
+def test_patterns_that_match_no_whole_path_are_named(key, pattern):
+    value = pattern if key == "frozen" else ((pattern, 1.0),)
+    params = {"a": {"kernel": jnp.ones(3)}, "head": {"kernel": jnp.ones(3)}}
+    with pytest.raises(UserError, match=rf"config key optim.{key}: .* matches no parameter .* such as a/kernel"):
+        optim.make_optimizer(settings(wd=0.1, **{key: value}), params, 10)
+
+
+def test_a_pattern_behind_one_that_takes_all_is_named():
+    mults = ((".*", 1.0), ("head/.*", 3.0))
+    with pytest.raises(UserError, match=r"lr_mults: 'head/\.\*' matches no parameter that the .* before it leave"):
+        optim.make_optimizer(settings(lr_mults=mults), {"head": {"kernel": jnp.ones(3)}}, 10)
+
+
+ADAFACTOR = ["--config.optim.name=adafactor", "--config.optim.clipping_threshold=1", "--config.optim.wd=0.01"]
+ADAFACTOR += ["--config.optim.momentum_dtype=bfloat16", "--config.total_steps=6", "--config.optim.lr=0.01"]
+
+
+def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
+    """Losses by step, and the flat parameters at the end."""
+    assert train.main([f"--config={tiny}", f"--workdir={workdir}", *arguments]) == 0
+    lines = [line["train/loss"] for line in metric_lines(workdir) if "train/loss" in line]
+    return lines, layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
+
+
+def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(tiny, tmp_path):
+    arguments = [*ADAFACTOR, "--config.optim.frozen=embedding/.*"]
+    one, params = run(tiny, tmp_path / "one", *arguments)
+    split, _ = run(tiny, tmp_path / "split", *arguments, "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    np.testing.assert_allclose(split, one, rtol=1e-5)
+    assert one[-1] < one[0]
+    config = configs.load(tiny, arguments)
+    model = train.make_model(config, 10)
+    start = layout.flatten(train.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
+    still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
+    assert still == {"embedding/kernel", "embedding/bias"}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
+    arguments = [*ADAFACTOR, "--config.mesh.fsdp=2", "--config.mesh.tensor=4", "--config.model.width=128"]
+    config = configs.load(tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"])
+    model, mesh = train.make_model(config, 10), sharding.make_mesh(config.mesh)
+    tx, _ = train.make_optimizer(config, model, 4)
+    state = train.abstract_state(config, model, tx, mesh).opt_state
+    split = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        leaf.sharding.shard_shape(leaf.shape)  # raises where it does not divide
+        split[optim.path_name(path)] = any(leaf.sharding.spec)
+    assert {name.split("/")[2] for name, is_split in split.items() if is_split} >= {"v", "ema"}
+    placeholders = [name for name in split if name.endswith("Dense_0/bias") and "/v_row/" in name]
+    assert placeholders and not any(split[name] for name in placeholders)
+
+
+def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path, capsys):
+    assert train.main([f"--config={tiny}", f"--workdir={tmp_path}", "--config.optim.frozen=encoder/.*"]) == 2
+    assert "config key optim.frozen: 'encoder/.*' matches no parameter" in last_error(capsys)
+
+
+@pytest.mark.parametrize("frozen", ["Transformer/encoderblock.*", "head/.*"])
+def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen):
+    config = configs.load(tiny, [f"--config.optim.frozen={frozen}"])
+    states = []
+    for scan in (False, True):
+        model = train.make_model(config, 10).with_scan(scan)
+        tx, _ = train.make_optimizer(config, model, 4)
+        states.append(train.init_state(config, model, tx))
+    looped, scanned = states
+    there = layout.relayout(train.as_dict(looped), True, jnp.stack)
+    assert jax.tree.structure(there) == jax.tree.structure(train.as_dict(scanned))
+    back = layout.relayout(there, False, jnp.stack)
+    assert jax.tree.structure(back) == jax.tree.structure(train.as_dict(looped))
+    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(train.as_dict(looped)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_adafactor_resumes_in_the_same_layout_only(tiny, tmp_path):
+    config = configs.load(tiny, ADAFACTOR)
+    saved = configs.to_json(configs.load(tiny, [*ADAFACTOR, "--config.model.scan=true"]))
+    assert workdir.differences(config, saved) == ["model.scan: True -> False"]
+    saved = configs.to_json(configs.load(tiny, ["--config.model.scan=true"]))
+    assert workdir.differences(configs.load(tiny), saved) == []

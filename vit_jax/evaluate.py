@@ -32,14 +32,16 @@ def evaluate(config) -> dict[str, float]:
             )
     mesh = sharding.make_mesh(config.mesh)
     weights = pretrained.read(config.init_from, image_size=config.image_size or None)
-    fields = {key: config.model[key] for key in free}
+    fields = {key: config.model[key] for key in free if config.model[key] != default.model[key]}
     model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
     sharding.check_model(model, mesh)
     with config.unlocked():
         config.image_size = model.image_size[0]
         if config.loss == default.loss and weights.loss:
             config.loss = weights.loss
-    evals = train.open_evals(config, mesh, weights.class_names, model.num_classes)
+    # Labels of a hub describe classes in words, not as data sets name them: those weights go by number.
+    class_names = weights.class_names if weights.loss else ()
+    evals = train.open_evals(config, mesh, class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
         scalars = train.run_evals(evals, train.make_eval_step(config, model), params, lambda name: True)

@@ -37,13 +37,19 @@ def stack_blocks(params: dict, stack=np.stack) -> dict:
     return params | {"Transformer": encoder}
 
 
-def unstack_blocks(params: dict) -> dict:
-    """Scan layout -> loop layout."""
+def depth_of(params: dict) -> int:
+    """Number of stacked layers; 0 where none are stacked, or no array is left to show it (the frozen have no state)."""
+    stacked = jax.tree.leaves(params["Transformer"].get("encoderblock", {}))
+    return max((leaf.shape[0] for leaf in stacked if leaf.shape), default=0)
+
+
+def unstack_blocks(params: dict, depth: int = 0) -> dict:
+    """Scan layout -> loop layout; `depth` where the arrays can't show it."""
     encoder = dict(params["Transformer"])
     if "encoderblock" not in encoder:
         return params
     stacked = encoder.pop("encoderblock")
-    for i in range(jax.tree.leaves(stacked)[0].shape[0]):
+    for i in range(depth or depth_of(params)):
         encoder[f"encoderblock_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
     return params | {"Transformer": encoder}
 
@@ -54,9 +60,12 @@ def relayout(tree, scan: bool, stack):
     def is_params(node):
         return isinstance(node, dict) and "Transformer" in node
 
+    trees = [node for node in jax.tree.leaves(tree, is_leaf=is_params) if is_params(node)]
+    depth = max(map(depth_of, trees), default=0)
+
     def change(node):
         if not is_params(node):
             return node
-        return stack_blocks(node, stack) if scan else unstack_blocks(node)
+        return stack_blocks(node, stack) if scan else unstack_blocks(node, depth)
 
     return jax.tree.map(change, tree, is_leaf=is_params)

@@ -1,12 +1,13 @@
 """Schedules and optimizers, assembled from optax."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.errors import UserError
 from vit_jax.sharding import path_name
 
 
@@ -17,19 +18,38 @@ def cosine(progress, steps, *, lr, **_):
 
 def linear(progress, steps, *, lr, end_lr, **_):
     """A line from lr to end_lr."""
-    return end_lr + (lr - end_lr) * (1.0 - progress)
+    return polynomial(progress, steps, lr=lr, end_lr=end_lr, power=1.0)
 
 
-def rsqrt(progress, steps, *, lr, timescale, **_):
-    """lr / sqrt(1 + steps / timescale) (arXiv 2106.04560 section 3.5)."""
-    return lr / jnp.sqrt(1.0 + jnp.maximum(steps, 0.0) / timescale)
+def polynomial(progress, steps, *, lr, end_lr, power, **_):
+    """From lr to end_lr by a power of what remains of the run."""
+    return end_lr + (lr - end_lr) * (1.0 - progress) ** power
+
+
+def rsqrt(progress, steps, *, lr, timescale, shift, **_):
+    """lr / sqrt(1 + (steps + shift) / timescale) (arXiv 2106.04560 section 3.5)."""
+    return lr / jnp.sqrt(1.0 + (jnp.maximum(steps, 0.0) + shift) / timescale)
+
+
+def stair(progress, steps, *, lr, stairs, warmup_steps, **_):
+    """lr, and from each step of `stairs` on, lr times its factor (of lr itself, not of the stair before)."""
+    factors = jnp.array([1.0, *(factor for _, factor in stairs)])
+    starts = jnp.array([start - warmup_steps for start, _ in stairs], jnp.float32)
+    return lr * factors[jnp.searchsorted(starts, steps, side="right")]
 
 
 def constant(progress, steps, *, lr, **_):
     return jnp.asarray(lr)
 
 
-SCHEDULES = {"cosine": cosine, "linear": linear, "rsqrt": rsqrt, "constant": constant}
+SCHEDULES = {
+    "cosine": cosine,
+    "linear": linear,
+    "polynomial": polynomial,
+    "rsqrt": rsqrt,
+    "stair": stair,
+    "constant": constant,
+}
 
 
 def make_schedule(
@@ -40,7 +60,10 @@ def make_schedule(
     *,
     cooldown_steps: int = 0,
     end_lr: float = 0.0,
+    power: float = 1.0,
     timescale: int = 10_000,
+    shift: int = 0,
+    stairs: Sequence[tuple[int, float]] = (),
 ) -> Callable:
     """The learning rate as a function of updates done: linear warm-up from 0, decay, linear cooldown to 0.
 
@@ -50,19 +73,24 @@ def make_schedule(
       name: a key of `SCHEDULES`.
       lr: base learning rate.
       total_steps: updates of the whole run; the decay spans those after the warm-up.
-      end_lr: where `linear` ends.
+      end_lr: where `linear` and `polynomial` end.
+      power: exponent of `polynomial`.
       timescale: steps in which `rsqrt` falls to lr / sqrt(2).
+      shift: steps by which `rsqrt` starts further on, the warm-up included (to go on with another batch size).
+      stairs: of `stair`, ascending (step of the run, factor of lr from there on).
 
     Raises:
       ValueError: unknown name.
     """
     if name not in SCHEDULES:
         raise ValueError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}")
+    decay, options = SCHEDULES[name], dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
+    options |= dict(timescale=timescale, shift=shift, stairs=stairs)
 
     def schedule(step):
         steps = jnp.asarray(step, jnp.float32) - warmup_steps
         progress = jnp.clip(steps / max(total_steps - warmup_steps, 1), 0.0, 1.0)
-        rate = SCHEDULES[name](progress, steps, lr=lr, end_lr=end_lr, timescale=timescale)
+        rate = decay(progress, steps, **options)
         if warmup_steps:
             rate *= jnp.minimum(1.0, step / warmup_steps)
         if cooldown_steps:
@@ -72,25 +100,98 @@ def make_schedule(
     return schedule
 
 
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
 def adam(config):
     """Adam with decoupled weight decay (AdamW, arXiv 1711.05101) once `wd` is set."""
     return optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.momentum_dtype)
 
 
 def sgd(config):
-    return optax.trace(config.momentum, accumulator_dtype=config.momentum_dtype)
+    """Heavy-ball or Nesterov momentum; without momentum there is no state."""
+    if not config.momentum:
+        return optax.identity()
+    return optax.trace(config.momentum, nesterov=config.nesterov, accumulator_dtype=config.momentum_dtype)
 
 
-OPTIMIZERS = {"adam": adam, "sgd": sgd}
+def adafactor(config):
+    """Adafactor (arXiv 1804.04235) as changed for ViT (arXiv 2106.04560 section 3.4): capped beta2, and momentum.
+
+    Second moments of an array are factored over its two largest axes where both are at least 32. They and the clipping
+    go by array, so with `model.scan` all layers together count as one: one clipping for all of them, and the biases of
+    32 or more layers are factored, too. So scan changes the numbers here, as it does in big_vision.
+    """
+    cap = config.beta2_cap
+
+    def beta2(step, exponent):
+        return jnp.minimum(cap, 1.0 - (step + 1.0) ** -exponent)
+
+    return optax.chain(
+        optax.scale_by_factored_rms(decay_rate=0.8, min_dim_size_to_factor=32, epsilon=1e-30, decay_rate_fn=beta2),
+        optax.clip_by_block_rms(config.clipping_threshold) if config.clipping_threshold else optax.identity(),
+        optax.ema(config.momentum, debias=False, accumulator_dtype=config.momentum_dtype)
+        if config.momentum
+        else optax.identity(),
+    )
 
 
-def decay_mask(params, pattern: str):
-    """True for the parameters whose path matches `pattern` to its end."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(f"({pattern})$", path_name(path))), params)
+OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor}
+
+
+# --- settings by parameter --------------------------------------------------------------------------------------------
+
+
+def value_of(path, pairs: Sequence[tuple], default):
+    """The value of the first (pattern, value) whose regular expression matches the whole path of a parameter."""
+    return next((value for pattern, value in pairs if re.fullmatch(pattern, path_name(path))), default)
+
+
+def check_patterns(key: str, patterns: Sequence[str], params) -> None:
+    """Raises UserError, naming the config key, when a pattern is not the first to match any parameter."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    used = {value_of(path, list(zip(patterns, range(len(patterns)), strict=True)), None) for path in paths}
+    for number, pattern in enumerate(patterns):
+        if number not in used:
+            raise UserError(
+                f"config key optim.{key}: {pattern!r} matches no parameter that the patterns before it leave: patterns "
+                f"match whole paths such as {path_name(paths[0]) if paths else '(the model has none)'}; correct it"
+            )
+
+
+def scale_by_path(mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
+    """Multiplies updates by the factor of their parameter; 1 where no pattern matches."""
+
+    def update(updates, params):
+        return jax.tree_util.tree_map_with_path(lambda path, u: u * value_of(path, mults, 1.0), updates)
+
+    return optax.stateless(update)
+
+
+def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
+    """Adds `wd` times the factor of the parameter times the parameter; nothing where no pattern matches."""
+
+    def add(path, update, param):
+        factor = value_of(path, mults, 0.0)
+        return update + wd * factor * param if factor else update
+
+    def update(updates, params):
+        return jax.tree_util.tree_map_with_path(add, updates, params)
+
+    return optax.stateless(update)
+
+
+def freeze(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
+    """`tx` for what does not match `pattern`. What matches is never changed, has no state, and counts in no norm."""
+
+    def labels(tree):
+        return jax.tree_util.tree_map_with_path(lambda path, _: value_of(path, [(pattern, "frozen")], "trained"), tree)
+
+    return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
 def make_optimizer(config, params, total_steps: int):
-    """Builds clip -> optimizer -> weight decay -> learning rate.
+    """Builds clip -> optimizer -> weight decay -> learning rate, for the parameters that are not frozen.
 
     Args:
       config: the `optim` part of a config.
@@ -99,19 +200,29 @@ def make_optimizer(config, params, total_steps: int):
 
     Returns:
       (tx, schedule): the optax transformation, and the learning rate by step.
+
+    Raises:
+      ValueError: unknown optimizer or schedule.
+      UserError: a pattern that matches no parameter.
     """
     if config.name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {config.name!r}: use one of {', '.join(OPTIMIZERS)}")
-    extra = {key: config[key] for key in ("end_lr", "timescale") if key in config}
+    extra = {key: config[key] for key in ("end_lr", "power", "timescale", "shift", "stairs") if key in config}
     schedule = make_schedule(
         config.schedule, config.lr, total_steps, config.warmup_steps, cooldown_steps=config.cooldown_steps, **extra
     )
-    # Everything below is multiplied by the learning rate; big_vision's decay is by the schedule's shape only.
-    wd = config.wd if config.wd_times_lr else config.wd / config.lr
-    chain = [
+    check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
+    check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults] if config.wd else [], params)
+    check_patterns("frozen", [config.frozen] if config.frozen else [], params)
+    # All of the chain is multiplied by the learning rate. AdamW's decay is multiplied by that of the parameter, so it
+    # comes before the multipliers; big_vision's by the shape of the schedule only, so it comes after, divided by lr.
+    mults = [scale_by_path(config.lr_mults)] if config.lr_mults else []
+    decay = [decay_by_path(config.wd if config.wd_times_lr else config.wd / config.lr, config.wd_mults)]
+    decay = decay if config.wd else []
+    tx = optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         OPTIMIZERS[config.name](config),
-        optax.add_decayed_weights(wd, decay_mask(params, config.wd_mask)) if wd else optax.identity(),
+        *(decay + mults if config.wd_times_lr else mults + decay),
         optax.scale_by_learning_rate(schedule),
-    ]
-    return optax.chain(*chain), schedule
+    )
+    return freeze(tx, config.frozen) if config.frozen else tx, schedule

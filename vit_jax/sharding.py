@@ -144,8 +144,10 @@ def leaf_spec(name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) 
     axes: list = [None] * len(shape)
     for pattern, logical in TENSOR_PARALLEL:
         if mesh_shape["tensor"] > 1 and re.search(rf"(^|/){pattern}$", name) and len(shape) >= len(logical):
-            tail = spec(*logical)
-            axes[len(shape) - len(logical) :] = tail
+            first = len(shape) - len(logical)
+            # Adafactor's moments have their parameter's path but not all of its axes: what does not divide stays whole.
+            divides = [size % mesh_shape["tensor"] == 0 for size in shape[first:]]
+            axes[first:] = [axis if fits else None for axis, fits in zip(spec(*logical), divides, strict=True)]
     fsdp, shards = mesh_shape["fsdp"], mesh_shape["tensor"] if any(axes) else 1
     whole = [i for i, size in enumerate(shape) if axes[i] is None and size % fsdp == 0]
     if fsdp > 1 and whole and math.prod(shape) // (fsdp * shards) >= MIN_SHARD_ELEMENTS:

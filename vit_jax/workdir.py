@@ -50,7 +50,8 @@ def make(path: str) -> epath.Path:
 def differences(config, saved: Mapping) -> list[str]:
     """Lines "key: saved -> now" for the keys that forbid to continue the saved run."""
     now, before = dict(configs.flatten(config)), dict(configs.flatten(saved))
-    keys = sorted(key for key in now.keys() | before.keys() if not CONTINUABLE.fullmatch(key))
+    fixed = ("model.scan",) if now["optim.name"] == "adafactor" else ()  # its moments are factored by the layout
+    keys = sorted(key for key in now.keys() | before.keys() if key in fixed or not CONTINUABLE.fullmatch(key))
 
     def show(values, key):
         return repr(values[key]) if key in values else "(unset)"

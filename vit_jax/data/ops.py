@@ -19,26 +19,41 @@ def resize(image, size, method="bilinear", antialias=False):
     return as_dtype(tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype)
 
 
-def resize_small(image, size, method="area", antialias=False):
-    """Resizes so that the smaller side is `size`, keeping the aspect ratio."""
-    shape = tf.shape(image)[:2]
-    ratio = tf.cast(size, tf.float32) / tf.cast(tf.reduce_min(shape), tf.float32)
-    target = tf.cast(tf.round(tf.cast(shape, tf.float32) * ratio), tf.int32)
+def resize_by(image, ratio, method, antialias):
+    """Multiplies both sides by `ratio` (a float32 tensor), rounded to whole pixels."""
+    target = tf.cast(tf.round(tf.cast(tf.shape(image)[:2], tf.float32) * ratio), tf.int32)
     return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
 
 
-def central_crop(image, size):
-    """The centre of size (h, w); the smaller half of an odd border is above and to the left."""
-    h, w = pair(size)
+def resize_small(image, size, method="area", antialias=False):
+    """Resizes so that the smaller side is `size`, keeping the aspect ratio."""
+    side = tf.reduce_min(tf.shape(image)[:2])
+    return resize_by(image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias)
+
+
+def resize_long(image, size, method="area", antialias=False):
+    """Resizes so that the longer side is `size`, keeping the aspect ratio."""
+    side = tf.reduce_max(tf.shape(image)[:2])
+    return resize_by(image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias)
+
+
+def central_crop(image, size=None):
+    """The centre of size (h, w), by default the largest square; the smaller half of an odd border is above and left."""
     shape = tf.shape(image)
+    h, w = pair(size) if size else [tf.reduce_min(shape[:2])] * 2
     top, left = (shape[0] - h) // 2, (shape[1] - w) // 2
     return tf.image.crop_to_bounding_box(image, top, left, h, w)
 
 
-def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255):
-    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32."""
-    image = (tf.cast(image, tf.float32) - in_min) / (in_max - in_min)
-    return vmin + image * (vmax - vmin)
+def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255, clip=False):
+    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32, and clips what is outside if asked to.
+
+    in_min and in_max are numbers, or one per channel: (mean, mean + std) to [0, 1] subtracts the mean and divides by
+    the standard deviation.
+    """
+    in_min, in_max = tf.constant(in_min, tf.float32), tf.constant(in_max, tf.float32)
+    image = vmin + (tf.cast(image, tf.float32) - in_min) / (in_max - in_min) * (vmax - vmin)
+    return tf.clip_by_value(image, vmin, vmax) if clip else image
 
 
 def inception_box(shape, seed, area):
@@ -49,10 +64,10 @@ def inception_box(shape, seed, area):
     return begin, size
 
 
-def inception_crop(image, size, seed, area=(0.05, 1.0)):
+def inception_crop(image, size, seed, area=(0.05, 1.0), antialias=False):
     """A random crop as in Inception training, resized to `size`. seed: int32 [2]."""
     begin, extent = inception_box(tf.shape(image), seed, area)
-    return resize(tf.slice(image, begin, [extent[0], extent[1], -1]), size)
+    return resize(tf.slice(image, begin, [extent[0], extent[1], -1]), size, antialias=antialias)
 
 
 def random_crop(image, size, seed):
