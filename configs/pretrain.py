@@ -1,4 +1,4 @@
-"""Pretraining of the ViT paper, arXiv 2010.11929 table 3: B/16, B/32, L/16, L/32, H/14, R50+B/16, R50+L/32, ...
+"""Pretraining of the ViT paper, arXiv 2010.11929 table 3: B/16, L/32, H/14, R50+B/16, ..., and its ResNets
 
     python -m vit_jax.train --config=configs/pretrain.py:B/16,imagenet2012 --workdir=gs://BUCKET/b16
 
@@ -13,6 +13,7 @@ Cost: B/16 on ImageNet is 300 epochs of 1.28 M images at 105 GFLOP each, 4.1e19 
 import ml_collections
 
 from vit_jax.data.catalog import CATALOG
+from vit_jax.models import variants
 
 # Rows of table 3 by data set: variant -> (epochs, base learning rate). Rows that give two lengths of training, 7/14 or
 # 30/90, stand with the longer one; --config.total_epochs=7 is the other.
@@ -26,6 +27,11 @@ JFT300M = {
     "R50+B/32": (7, 8e-4),
     "R50+L/32": (7, 2e-4),
     "R50+L/16": (14, 4e-4),
+    "R50x1": (7, 1e-3),
+    "R50x2": (7, 1e-3),
+    "R101x1": (7, 8e-4),
+    "R152x1": (7, 6e-4),
+    "R152x2": (7, 6e-4),
 }
 IMAGENET21K = {"B/16": (90, 1e-3), "B/32": (90, 1e-3), "L/16": (90, 1e-3), "L/32": (90, 1e-3)}
 WARMUP_ELSEWHERE = 100
@@ -53,7 +59,9 @@ def get_config(arg="B/16,imagenet2012"):
     config.total_epochs = epochs
     config.image_size = 224
     config.data = dict(name=dataset, split="train", batch_size=4096, crop="inception", flip=True)
-    config.model = dict(variant=variant, pool="tok", pre_logits=True, dropout=0.1, dtype="bfloat16")
+    config.model = dict(variant=variant, dtype="bfloat16")
+    if variants.decode(variant).get("architecture", "vit") == "vit":
+        config.model.update(pool="tok", pre_logits=True, dropout=0.0 if dataset == "jft300m" else 0.1)
     # Section 4.1: Adam with beta 0.9 and 0.999. Table 3's caption: warm-up of 10k steps.
     config.optim = dict(name="adam", b1=0.9, b2=0.999, lr=lr, warmup_steps=10_000)
     config.optim.update(momentum_dtype="bfloat16", wd_times_lr=True)
@@ -65,7 +73,6 @@ def get_config(arg="B/16,imagenet2012"):
     else:
         config.optim.update(schedule="cosine", wd=0.3, grad_clip_norm=1.0)
     if dataset == "jft300m":
-        config.model.dropout = 0.0
         config.optim.wd = 0.1
 
     if dataset not in ("jft300m", "imagenet21k", "imagenet2012"):

@@ -25,6 +25,11 @@ TABLE_3 = [
     ("jft300m", "R50+B/32", 7, 8e-4, "linear", 0.1, 0.0),
     ("jft300m", "R50+L/32", 7, 2e-4, "linear", 0.1, 0.0),
     ("jft300m", "R50+L/16", 14, 4e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R50x1", 7, 1e-3, "linear", 0.1, 0.0),
+    ("jft300m", "R50x2", 7, 1e-3, "linear", 0.1, 0.0),
+    ("jft300m", "R101x1", 7, 8e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R152x1", 7, 6e-4, "linear", 0.1, 0.0),
+    ("jft300m", "R152x2", 7, 6e-4, "linear", 0.1, 0.0),
     ("imagenet21k", "B/16", 90, 1e-3, "linear", 0.03, 0.1),
     ("imagenet21k", "B/32", 90, 1e-3, "linear", 0.03, 0.1),
     ("imagenet21k", "L/16", 90, 1e-3, "linear", 0.03, 0.1),
@@ -75,14 +80,16 @@ def test_pretraining_is_table_3(row):
     assert config.loss == ("sigmoid_xent" if multilabel else "softmax_xent")
     assert config.model.head_bias == (-10.0 if multilabel else 0.0)
     assert not multilabel or optim.end_lr == 1e-5
-    assert config.model.pre_logits is True and config.model.pool == "tok"
+    is_vit = "/" in variant
+    assert config.model.pre_logits is is_vit and config.model.pool == "tok"
 
     classes, examples = DATA[dataset]
     facts = catalog.declared(config)
     assert facts.num_classes == classes
     assert math.isclose(facts.num_examples, examples, rel_tol=0.02)
     model, params = built(config)
-    assert model.pre_logits == model.width and model.num_classes == classes
+    assert model.num_classes == classes
+    assert not is_vit or model.pre_logits == model.width
     if variant in COUNTS:
         head = model.width * classes + classes
         trunk = COUNTS[variant] - (model.width * 1000 + 1000)
