@@ -17,6 +17,15 @@ from vit_jax import adapt, chips, perf
         ("R50+B/16", {}),
         ("R26+S/32", dict(image_size=(200, 264))),
         ("R+Ti/16", {}),
+        ("S/16", dict(posemb="relative")),  # without the products by distance it would be 4 % off
+        ("S/32", dict(image_size=96, registers=16)),  # 9 patch tokens: the registers are most of the work
+        ("S/32", dict(image_size=96, pool="map", registers=16, class_token=True)),
+        ("Ti/16", dict(image_size=32, depth=1, num_classes=5000, distilled=True)),  # most of it in the two heads
+        ("S/32", dict(image_size=96, pool="gap", class_token=True, fc_norm=True)),
+        ("Mixer-S/32", {}),
+        ("Mixer-S/16", dict(image_size=(96, 120))),
+        ("R50x1", dict(image_size=(96, 128))),
+        ("R101x1", dict(units=(1, 1, 1, 1), width_factor=0.5)),
     ],
 )
 def test_model_flops_agree_with_xla(variant, options):

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import variants, vit
+from vit_jax.models import bit, mixer, variants, vit
 from vit_jax.models.classifier import Classifier
 
-ARCHITECTURES = {"vit": vit.VisionTransformer}
+ARCHITECTURES = {"vit": vit.VisionTransformer, "mixer": mixer.MlpMixer, "bit": bit.ResNet}
 
 PAIRS = ("image_size", "patch_size")
 DTYPES = ("dtype", "softmax_dtype")

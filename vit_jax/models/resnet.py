@@ -1,25 +1,28 @@
-"""The ResNet stem of the hybrids: BiT's ResNet v1 bottlenecks with GroupNorm and weight standardisation."""
+"""The ResNet stem of the hybrids: ResNet v1 bottlenecks with GroupNorm and weight standardisation."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 
 class StdConv(nn.Conv):
-    """Convolution whose kernel is standardised at use, per output channel (arXiv 1903.10520).
+    """Convolution whose kernel is standardised at use, per output channel (arXiv 1903.10520); the stored one stays raw.
 
-    The epsilon is added to the standard deviation, as in the published weights; the stored kernel stays raw.
+    The published weights of the hybrids add their epsilon to the standard deviation, those of BiT to the variance.
     """
+
+    std_eps: float = 1e-5
+    var_eps: float = 0.0
 
     def param(self, name, *args, **kwargs):
         value = super().param(name, *args, **kwargs)
         if name != "kernel":
             return value
-        mean = value.mean((0, 1, 2), keepdims=True)
-        return (value - mean) / (value.std((0, 1, 2), keepdims=True) + 1e-5)
+        mean, var = value.mean((0, 1, 2), keepdims=True), value.var((0, 1, 2), keepdims=True)
+        return (value - mean) / (jnp.sqrt(var + self.var_eps) + self.std_eps)
 
 
-def std_conv(features: int, side: int, name: str, dtype, stride: int = 1) -> StdConv:
-    return StdConv(features, (side, side), (stride, stride), use_bias=False, dtype=dtype, name=name)
+def std_conv(features: int, side: int, name: str, dtype, stride: int = 1, padding="SAME", **eps) -> StdConv:
+    return StdConv(features, (side, side), (stride, stride), padding, use_bias=False, dtype=dtype, name=name, **eps)
 
 
 class ResidualUnit(nn.Module):

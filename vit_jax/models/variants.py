@@ -1,4 +1,7 @@
-"""The named sizes: "B/16" -> width, depth, mlp_dim, num_heads, patch_size; "R50+B/16" adds a ResNet stem."""
+"""The named sizes: "B/16" -> width, depth, mlp_dim, num_heads, patch_size; "R50+B/16" adds a ResNet stem.
+
+"Mixer-B/16" and "R50x1" (a ResNet of BiT) name other architectures.
+"""
 
 import re
 
@@ -25,20 +28,37 @@ STEMS = {
     ("R50", 32): ((3, 4, 6, 3), 1),
 }
 
-_PATTERN = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
+# name: (width, depth, tokens_mlp_dim, channels_mlp_dim). arXiv 2105.01601 table 1.
+MIXERS = {
+    "S": (512, 8, 256, 2048),
+    "B": (768, 12, 384, 3072),
+    "L": (1024, 24, 512, 4096),
+    "H": (1280, 32, 640, 5120),
+}
+
+# Bottlenecks by stage of the ResNets (arXiv 1512.03385 table 1). "R50x3" is three times as wide (arXiv 1912.11370).
+RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3)}
+
+_VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
+_MIXER = re.compile(r"Mixer-(?P<size>\w+)/(?P<patch>\d+)")
+_RESNET = re.compile(r"(?P<depth>R\d+)x(?P<factor>\d+)")
 
 
 def decode(variant: str) -> dict:
-    """Turns a name into constructor arguments of `vit.VisionTransformer`.
+    """Turns a name into constructor arguments; `architecture` is among them where it is not a ViT's.
 
     Raises:
-      ValueError: the name is not SIZE/PATCH or STEM+SIZE/PATCH with a known size and stem.
+      ValueError: the name is not SIZE/PATCH, STEM+SIZE/PATCH, Mixer-SIZE/PATCH or RESNETxFACTOR with a known size.
     """
-    match = _PATTERN.fullmatch(variant)
+    if match := _MIXER.fullmatch(variant):
+        return decode_mixer(variant, match)
+    if match := _RESNET.fullmatch(variant):
+        return decode_resnet(variant, match)
+    match = _VIT.fullmatch(variant)
     if match is None or match["size"] not in SIZES or int(match["patch"]) == 0:
         raise ValueError(
             f"unknown variant {variant!r}: use SIZE/PATCH such as 'B/16' or STEM+SIZE/PATCH such as 'R50+B/16', "
-            f"with SIZE one of {', '.join(SIZES)}"
+            f"with SIZE one of {', '.join(SIZES)}; or 'Mixer-B/16', or 'R50x1'"
         )
     width, depth, mlp_dim, num_heads = SIZES[match["size"]]
     patch, stem = int(match["patch"]), {}
@@ -49,3 +69,20 @@ def decode(variant: str) -> dict:
         units, patch = STEMS[match["stem"], patch]
         stem = {"stem_units": units}
     return dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads, patch_size=(patch, patch), **stem)
+
+
+def decode_mixer(variant: str, match: re.Match) -> dict:
+    patch = int(match["patch"])
+    if match["size"] not in MIXERS or patch == 0:
+        known = ", ".join(f"Mixer-{size}/..." for size in MIXERS)
+        raise ValueError(f"unknown variant {variant!r}: known Mixers are {known}")
+    names = ("width", "depth", "tokens_mlp_dim", "channels_mlp_dim")
+    sizes = dict(zip(names, MIXERS[match["size"]], strict=True))
+    return dict(architecture="mixer", patch_size=(patch, patch), **sizes)
+
+
+def decode_resnet(variant: str, match: re.Match) -> dict:
+    if match["depth"] not in RESNETS or int(match["factor"]) == 0:
+        known = ", ".join(f"{depth}x..." for depth in RESNETS)
+        raise ValueError(f"unknown variant {variant!r}: known ResNets are {known}, such as 'R50x1'")
+    return dict(architecture="bit", units=RESNETS[match["depth"]], width_factor=int(match["factor"]))
