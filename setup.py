@@ -28,8 +28,10 @@ CORE = [
     "scikit-learn>=1.9",
     "scipy>=1.17",
     "pillow>=13.0",
+    "safetensors>=0.8",
 ]
 TEST = ["pytest>=9.2"]
+PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
 
 setuptools.setup(
@@ -45,6 +47,7 @@ setuptools.setup(
     extras_require={
         "test": TEST,
         "dev": [*TEST, "ruff>=0.17"],
+        "peers": PEERS,
         "tpu": ["jax[tpu]>=0.10.2"],
         "gpu": ["jax[cuda13]>=0.10.2"],
         "plan": PLAN,

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -24,6 +25,26 @@ def golden(name: str) -> tuple[dict[str, np.ndarray], dict]:
 def below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:
     """The entries under `prefix/`, without it."""
     return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items() if key.startswith(f"{prefix}/")}
+
+
+def golden_file(folder, name: str, prefix: str = "params", change=lambda flat: flat) -> pathlib.Path:
+    """The weights of a golden case as the .npz that they were published in, after `change` to its {name: array}."""
+    path = pathlib.Path(folder) / f"{name}.npz"
+    np.savez(path, **change(below(golden(name)[0], prefix)))
+    return path
+
+
+def golden_folder(folder, name: str) -> pathlib.Path:
+    """A copy of a golden folder of timm or Hugging Face."""
+    return pathlib.Path(shutil.copytree(GOLDEN / name, pathlib.Path(folder) / name))
+
+
+def applied(model, params, image) -> np.ndarray:
+    """Logits in full float32."""
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(jax.jit(model.apply)({"params": params}, image))
 
 
 TINY = """

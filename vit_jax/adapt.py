@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import scipy.ndimage
 
-from vit_jax.errors import UserError
-from vit_jax.formats.weights import Weights, nearest
+from vit_jax.errors import UserError, one_line
+from vit_jax.formats.weights import Weights, naming, nearest
 from vit_jax.layout import flatten, unflatten
 from vit_jax.models import classifier, create
 
@@ -123,8 +123,15 @@ def swap_prefix(params: dict, held, model, report: Report) -> None:
             report.note("new", name, f"zero, {params[name].shape}")
     edges = np.cumsum([0, *old.values()])
     place = {name: slice(*span) for name, *span in zip(old, edges[:-1], edges[1:], strict=True)}
+    if not held.num_prefix:  # learn2d keeps the rows of prefix tokens apart, where there are any
+        for name in [name for name in params if name.endswith("/pos_embedding_y")]:
+            params[name.removesuffix("y") + "prefix"] = np.zeros((1, 0, model.width), np.float32)
     for name in [name for name in params if name.endswith(("/pos_embedding", "/pos_embedding_prefix"))]:
         rows = params[name]
+        if not new and name.endswith("_prefix"):
+            del params[name]
+            report.note("dropped", name, "the model has no such tokens")
+            continue
         zeros = {token: np.zeros((1, count, rows.shape[-1]), np.float32) for token, count in new.items()}
         kept = [rows[:, place[token]] if old.get(token) == new[token] else zeros[token] for token in new]
         params[name] = np.concatenate([*kept, rows[:, held.num_prefix :]], axis=1)
@@ -181,14 +188,24 @@ def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow:
     Raises:
       UserError: a parameter is missing, left over, or of another shape, and is not allowed to be.
     """
-    model = model.with_scan(False)
+    with naming(weights.path):
+        return fit(weights, model.with_scan(False), new_head, allow)
+
+
+def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str) -> dict:
+    """`adapt` in the loop layout."""
     held = create.create(**weights.fields).with_scan(False)
     if type(held) is not type(model):
         raise UserError(
             f"the weights are of {type(held).__name__}, but the model is {type(model).__name__}: choose one that fits"
         )
     params, report = dict(weights.params), Report()
-    wanted = flatten(abstract_params(model))
+    try:
+        wanted = flatten(abstract_params(model))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise UserError(
+            f"no model has the sizes of these weights ({one_line(error)[:160]}): fetch the file again"
+        ) from error
     if hasattr(model, "prefix"):
         fit_tokens(params, held, model, report)
     if new_head or not model.num_classes:

@@ -47,10 +47,20 @@ def obstacles(weights: pretrained.Weights, model, target: str) -> list[str]:
 
 
 def logits(weights: pretrained.Weights, image) -> np.ndarray:
-    """Output of the model that the weights are for: [batch, classes], in full float32."""
+    """Output of the model that the weights are for, in full float32: [batch, classes].
+
+    Of a head that is all zeros, which would hide every error, it is what the head reads.
+    """
     model, params = pretrained.build(weights)
+    blind = not any(
+        value.any() for name, value in weights.params.items() if name in ("head/kernel", "head_dist/kernel")
+    )
+
+    def apply(params, image):
+        return pretrained.features(model, params, image) if blind else model.apply({"params": params}, image)
+
     with jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(model.apply)({"params": params}, image))
+        return np.asarray(jax.jit(apply)(params, image))
 
 
 def difference(weights, converted, model) -> tuple[float, float]:
@@ -90,6 +100,29 @@ def place(made: pathlib.Path, destination: epath.Path) -> None:
             epath.Path(file).copy(goal)
 
 
+def prove(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
+    """Reads back what was made, and returns what `--json` holds.
+
+    Raises:
+      NegativeResult: the logits differ.
+    """
+    settings = dict(grid=getattr(model, "grid", None)) if target in ARCHIVES else {}
+    converted = pretrained.read(made, **settings)
+    largest, tolerance = difference(weights, converted, model)
+    if not largest <= tolerance:  # true for nan, too
+        after = create.create(**converted.fields)
+        lost = [
+            f"{name}={getattr(model, name)} becomes {getattr(after, name, None)}"
+            for name in ("gelu", "ln_eps")
+            if getattr(model, name, None) != getattr(after, name, None)
+        ]
+        raise NegativeResult(
+            f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"
+            f"{' (' + ', '.join(lost) + ')' if lost else ''}: nothing is written"
+        )
+    return dict(source_format=weights.format, target_format=target, max_abs_diff=largest, tolerance=tolerance)
+
+
 def convert(source: str, destination: str, target: str) -> dict:
     """Converts, verifies and writes; returns what `--json` holds.
 
@@ -104,24 +137,17 @@ def convert(source: str, destination: str, target: str) -> dict:
         raise UserError(f"{target} weights have no place for {', '.join(found)} of {source}: choose another --format")
     # Beside the destination where that is local, so that placing it is one rename.
     beside = None if "://" in destination else pathlib.Path(destination).resolve().parent
-    with tempfile.TemporaryDirectory(prefix=".converting_", dir=beside) as folder:
-        made = pathlib.Path(folder) / ("weights.npz" if target in ARCHIVES else "weights")
-        write(weights, model, made, target)
-        settings = dict(grid=getattr(model, "grid", None)) if target in ARCHIVES else {}
-        converted = pretrained.read(made, **settings)
-        largest, tolerance = difference(weights, converted, model)
-        result = dict(source_format=weights.format, target_format=target, max_abs_diff=largest, tolerance=tolerance)
-        if not largest <= tolerance:  # true for nan, too
-            lost = [
-                f"{name}={weights.fields[name]} becomes {converted.fields.get(name)}"
-                for name in ("gelu", "ln_eps")
-                if weights.fields.get(name) not in (None, converted.fields.get(name))
-            ]
-            raise NegativeResult(
-                f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"
-                f"{' (' + ', '.join(lost) + ')' if lost else ''}: nothing is written"
-            )
-        place(made, path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".converting_", dir=beside) as folder:
+            made = pathlib.Path(folder) / ("weights.npz" if target in ARCHIVES else "weights")
+            write(weights, model, made, target)
+            result = prove(weights, made, model, target, source)
+            place(made, path)
+    except Exception as error:
+        problem = errors.storage_problem(error)
+        if isinstance(error, UserError) or problem is None:
+            raise
+        raise UserError(f"DST {destination} can't be written ({problem}): mend it, or give another place") from error
     return result
 
 

@@ -1,20 +1,23 @@
 """Weights from anywhere: where they lie, which format they are in, and the model that they are for."""
 
+import dataclasses
 import pathlib
 import tempfile
+
+import numpy as np
 
 from vit_jax import checkpoint
 from vit_jax.adapt import HEADS, adapt, resample_posemb
 from vit_jax.errors import UserError, one_line
 from vit_jax.formats import big_vision, huggingface, npz, published, remote, safetensors_files, timm
-from vit_jax.formats.weights import Weights
+from vit_jax.formats.weights import Weights, naming
 from vit_jax.layout import flatten, stack_blocks, unstack_blocks
 from vit_jax.models import classifier, create
 
 __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_posemb"]
 
 # What a config.json of the wrong types ends in.
-MALFORMED = (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError)
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def read_checkpoint(path, grid=None) -> Weights:
@@ -58,18 +61,24 @@ def kind_of_file(path) -> str:
 def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
     """Weights from a file, or from a folder of timm or Hugging Face."""
     if not location.is_dir() and kind_of_file(location) == "npz":
-        held = npz.read(location)
+        held = npz.read(location, big_vision.tower)
         form = big_vision if big_vision.is_big_vision(held) else published
         return form.read(held, path, grid, image_size)
-    held, config, processor = safetensors_files.read(location)
-    settings = (path, grid, image_size, num_heads)
+    settings, weights = (path, grid, image_size, num_heads), None
     try:
+        held, config, processor = safetensors_files.read(location)
         if timm.PATCHES in held:
-            return timm.read(held, config, *settings)
-        if huggingface.is_huggingface(held):
-            return huggingface.read(held, config, processor, *settings)
+            weights = timm.read(held, config, *settings)
+        elif huggingface.is_huggingface(held):
+            weights = huggingface.read(held, config, processor, *settings)
+        if weights:
+            model = create.create(**weights.fields)  # which names values that no model has
+            model.normalize(np.zeros((1, 1, 1, 3), np.uint8))
+            return weights
     except MALFORMED as error:
-        raise UserError(f"config.json of {path} is damaged ({one_line(error)[:160]}): fetch it again") from error
+        raise UserError(
+            f"config.json of {path}, or what stands beside it, is damaged ({one_line(error)[:160]}): fetch it again"
+        ) from error
     raise UserError(
         f"{path} holds neither timm's nor Hugging Face's ViT: it has {', '.join(sorted(held)[:3])}, ..., "
         "but neither patch_embed.proj.weight nor embeddings.patch_embeddings.projection.weight"
@@ -89,16 +98,18 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     Raises:
       UserError: it can't be read, or something is needed that the file can't tell.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, naming(path):
         location = remote.locate(path, pathlib.Path(folder))
         if location.is_dir() and not safetensors_files.is_folder(location):
-            if checkpoint.is_ours(location):
-                return read_checkpoint(location, grid)
-            raise UserError(
-                f"{path} holds neither a checkpoint of ours nor model.safetensors: give a workdir, a checkpoint, "
-                "or a folder of timm or Hugging Face (PyTorch pickles, .bin and .pth, are never read)"
-            )
-        return read_arrays(location, path, grid, image_size, num_heads)
+            if not checkpoint.is_ours(location):
+                raise UserError(
+                    f"{path} holds neither a checkpoint of ours nor model.safetensors: give a workdir, a checkpoint, "
+                    "or a folder of timm or Hugging Face (PyTorch pickles, .bin and .pth, are never read)"
+                )
+            weights = read_checkpoint(location, grid)
+        else:
+            weights = read_arrays(location, path, grid, image_size, num_heads)
+    return dataclasses.replace(weights, path=str(path))
 
 
 def from_pretrained(path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides):

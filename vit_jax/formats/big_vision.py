@@ -2,29 +2,34 @@
 
 import math
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
 from vit_jax.formats import mixer, published
-from vit_jax.formats.weights import POSEMB, Weights, held_image_size, infer_fields
+from vit_jax.formats.weights import POSEMB, Weights, held_image_size, infer_fields, rename
 from vit_jax.models import create
 
 LINEN_BLOCK = {ours: theirs for theirs, ours in published.LINEN_NAMES.items()}
 MAP_PARTS = ("probe", "MlpBlock_0", "MultiHeadDotProductAttention_0", "LayerNorm_0")
 STACKED = "Transformer/encoderblock/"
+MARKS = ("pos_embedding", "Transformer/pos_embedding", "probe")
+# Above the parameters; "opt/target/" is of the time of flax.optim, "img/" of models of image and text.
+PREFIXES = ("params/", "opt/target/", "img/")
 
 
-def is_big_vision(held: dict) -> bool:
-    """Whether these are big_vision's names: below params/, with positions at the top, or stacked."""
-    return "pos_embedding" in held or any(name.startswith(("params/", "img/", STACKED)) for name in held)
+def is_big_vision(held: Iterable[str]) -> bool:
+    """Whether these are big_vision's names of any age."""
+    return any(name in MARKS or name.startswith((*PREFIXES, STACKED)) for name in held)
 
 
-def tower(held: dict) -> dict:
-    """The parameters below params/ (beside them stand optimizer states), and of an image-text model its image tower."""
-    for prefix in ("params/", "img/"):
-        if any(name.startswith(prefix) for name in held):
-            held = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
-    return held
+def tower(names: Iterable[str]) -> dict[str, str]:
+    """{name in the file: name} of the parameters, without the optimizer states and the text tower that stand beside."""
+    found = {name: name for name in names}
+    for prefix in PREFIXES:
+        if any(name.startswith(prefix) for name in found.values()):
+            found = {full: name.removeprefix(prefix) for full, name in found.items() if name.startswith(prefix)}
+    return found
 
 
 def unstack(held: dict) -> dict:
@@ -45,25 +50,30 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     Raises:
       UserError: they are no ViT and no Mixer.
     """
-    held = tower(held)
+    names = {name: full for full, name in tower(held).items()}
+    held = {name: held[full] for name, full in names.items()}
     if mixer.is_mixer(held):
         return published.read_mixer(held, path, grid, image_size, "big_vision")
     held = unstack(held)
     has_probe = "probe" in held  # the attention pooling of ViT-G's time stood at the top
-    params, file_names = {}, {}
-    for name, value in held.items():
-        parts = name.split("/")
-        if has_probe and parts[0] in MAP_PARTS:
-            parts = ["MAPHead_0", *parts]
-        ours = published.published_name("/".join(parts))
-        if ours in ("pos_embedding", "Transformer/pos_embedding"):
-            ours = POSEMB
-        params[ours], file_names[ours] = value, name
-    if "cls" in params and "pos_embedding" in held and params[POSEMB].ndim == 3:
+
+    def our_name(name):
+        if name in ("pos_embedding", "Transformer/pos_embedding"):
+            return POSEMB
+        below_head = has_probe and name.split("/")[0] in MAP_PARTS
+        return published.published_name(f"MAPHead_0/{name}" if below_head else name)
+
+    params, file_names = rename(held, our_name, path)
+    if "cls" in params and "pos_embedding" in held and params[POSEMB].ndim == 3 and "embedding/kernel" in params:
         add_cls_row(params, grid, image_size)
     fields = infer_fields(params, path)
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
-    return Weights(params, fields, format="big_vision", file_names=file_names)
+    return Weights(
+        params,
+        fields,
+        format="big_vision",
+        file_names={ours: names.get(name, name) for ours, name in file_names.items()},
+    )
 
 
 def add_cls_row(params: dict, grid, image_size) -> None:

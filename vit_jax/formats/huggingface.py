@@ -7,7 +7,8 @@ from vit_jax.formats import timm, torch_layout
 from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads
 
-GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
+GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
+GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
@@ -73,6 +74,7 @@ def siglip_rows(depth: int) -> list[Row]:
         *norm("head.layernorm", "MAPHead_0/LayerNorm_0"),
         *layer("head.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0", "linear"),
         *layer("head.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1", "linear"),
+        *layer("classifier", "head", "linear"),
     ]
 
 
@@ -81,8 +83,12 @@ def is_huggingface(held: dict) -> bool:
 
 
 def vision_tower(held: dict) -> dict:
-    """SigLIP without its text tower and without what belongs to both."""
-    held = {name: value for name, value in held.items() if not name.startswith(("text_model.", "logit_"))}
+    """SigLIP without its text tower and without what belongs to both.
+
+    A classifier reads the mean of the tokens: the attention pooling is there, and nothing reads it.
+    """
+    unread = ("text_model.", "logit_") + (("vision_model.head.",) if "classifier.weight" in held else ())
+    held = {name: value for name, value in held.items() if not name.startswith(unread)}
     return {name.removeprefix("vision_model."): value for name, value in held.items()}
 
 
@@ -93,14 +99,8 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
       UserError: they are of a model that is not known here.
     """
     siglip = any(name.endswith("embeddings.patch_embedding.weight") for name in held)
-    classes = "classifier.weight" in held
     if siglip:
         held, vision = vision_tower(held), config.get("vision_config", config)
-        if classes:
-            raise UserError(
-                f"{path} is SiglipForImageClassification, whose head reads the mean of the tokens of a tower with "
-                "attention pooling: only SigLIP's own towers are known here"
-            )
         depth = timm.count_blocks(held, r"encoder\.layers\.(\d+)\.")
         rows, default_eps, default_gelu = siglip_rows(depth), 1e-6, "gelu_pytorch_tanh"
         patches, fc1 = "embeddings.patch_embedding.weight", "encoder.layers.0.mlp.fc1.bias"
@@ -112,13 +112,13 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
         held.pop("embeddings.mask_token", None)  # of masked image modelling; no classifier reads it
     width = held[patches].shape[0] if patches in held and held[patches].ndim else 0
     mlp_dim = held[fc1].size if fc1 in held else 0
-    heads = num_heads or vision.get("num_attention_heads") or number_of_heads(width, depth, mlp_dim, path)
+    written = vision.get("num_attention_heads", 12 if "vision_config" in config else None)  # a part lacks its defaults
+    heads = num_heads or written or number_of_heads(width, depth, mlp_dim, path)
+    if vision.get("qkv_bias") is False:
+        held = torch_layout.with_zero_biases(held, rows)
     params, names = torch_layout.read(held, rows, heads, path)
-    if (
-        "dist" in params
-        and "head_dist/kernel" not in params
-        and ("head/kernel" in params or "pre_logits/kernel" in params)
-    ):
+    reads_cls = "head/kernel" in params or "pre_logits/kernel" in params
+    if "dist" in params and reads_cls and "head_dist/kernel" not in params:
         params["reg"] = params.pop("dist")  # there, and nothing reads it
     fields = infer_fields(params, path) | dict(
         distilled="dist" in params,
@@ -212,13 +212,14 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     )
     height, width = model.image_size
     processor = dict(
-        image_processor_type=f"{name}ImageProcessor",
+        image_processor_type=f"{'DeiT' if model.crop else name}ImageProcessor",  # ViT's does not crop
         do_resize=True,
         size=dict(height=height, width=width),
         resample=next((number for number, how in RESAMPLING.items() if how == model.interpolation), 2),
         do_rescale=True,
         rescale_factor=1 / 255,
         do_normalize=True,
+        do_center_crop=False,  # DeiT's would, to 224
         image_mean=list(model.mean),
         image_std=list(model.std),
     )

@@ -3,7 +3,7 @@
 import re
 
 from vit_jax.formats import bit, mixer
-from vit_jax.formats.weights import Weights, held_image_size, infer_fields, settle_image_size
+from vit_jax.formats.weights import Weights, held_image_size, infer_fields, rename, settle_image_size
 from vit_jax.models import create
 
 # Linen numbers the sub-modules of a block by class; published names count them through.
@@ -39,10 +39,8 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
         return Weights(params, fields, format="published")
     if mixer.is_mixer(held):
         return read_mixer(held, path, grid, image_size, "published")
-    params, file_names = {}, {}
-    for name, value in held.items():
-        file_names[published_name(name)] = name
-        params[published_name(name)] = value.reshape(-1) if is_group_norm(name) else value
+    params, file_names = rename(held, published_name, path)
+    params = {name: value.reshape(-1) if is_group_norm(name) else value for name, value in params.items()}
     fields = infer_fields(params, path)
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
     return Weights(params, fields, format="published", file_names=file_names)

@@ -1,5 +1,6 @@
 """Weights that lie elsewhere: what is behind https:// is fetched first, and what a library reads from disk only."""
 
+import http.client
 import pathlib
 import shutil
 import urllib.error
@@ -74,9 +75,11 @@ def download(url: str, target: pathlib.Path, required: bool) -> None:
         with urllib.request.urlopen(url, timeout=60) as response, target.open("wb") as file:
             shutil.copyfileobj(response, file)
             expected = response.headers.get("Content-Length")
-    except (OSError, ValueError) as error:
-        if not required and isinstance(error, urllib.error.HTTPError) and error.code in (403, 404):
-            return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            if error.code in (403, 404) and not required:
+                return
         raise UserError(f"{url} can't be fetched ({one_line(error)[:160]}): check address and network") from error
     if expected and int(expected) != target.stat().st_size:
         raise UserError(f"{url} ended after {target.stat().st_size} of {expected} bytes: try again")

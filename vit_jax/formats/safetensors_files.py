@@ -16,6 +16,7 @@ WEIGHTS, INDEX, CONFIG, PREPROCESSOR = (
     "config.json",
     "preprocessor_config.json",
 )
+PROCESSOR = "processor_config.json"  # holds the same inside, where a tokenizer belongs to the model
 
 
 def is_folder(folder) -> bool:
@@ -52,13 +53,16 @@ def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
     path = epath.Path(path)
     folder = path if path.is_dir() else path.parent
     files = [path]
-    if path.is_dir():
+    if path.is_dir() and (path / WEIGHTS).exists():
+        files = [path / WEIGHTS]  # transformers takes it, too, where both are there
+    elif path.is_dir():
         index = read_json(folder / INDEX).get("weight_map")
         files = [folder / name for name in sorted(set(index.values()))] if isinstance(index, dict) else [path / WEIGHTS]
     held = {}
     for file in files:
         held |= read_file(file)
-    return held, read_json(folder / CONFIG), read_json(folder / PREPROCESSOR)
+    processor = read_json(folder / PREPROCESSOR) or read_json(folder / PROCESSOR).get("image_processor", {})
+    return held, read_json(folder / CONFIG), processor
 
 
 def read_file(path) -> dict[str, np.ndarray]:

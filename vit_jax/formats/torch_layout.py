@@ -92,6 +92,14 @@ def to_theirs(values: list[np.ndarray], row: Row) -> np.ndarray:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+def with_zero_biases(held: dict, rows: list[Row]) -> dict:
+    """`held` with zeros for the biases of the blocks' queries, keys and values, of models that are built without."""
+    biases = [row.theirs for row in rows if row.kind == "heads_bias" and row.ours[0].startswith("Transformer/")]
+    weights = {bias: held.get(f"{bias.removesuffix('bias')}weight") for bias in biases}
+    zeros = {bias: np.zeros(len(weight), np.float32) for bias, weight in weights.items() if weight is not None}
+    return zeros | held
+
+
 def read(held: dict, rows: list[Row], heads: int, path) -> tuple[dict, dict]:
     """(our parameters, name in the file by our name); names that no row has are passed on as they are.
 

@@ -1,5 +1,6 @@
 """Weights on their way: parameters by published name, and the model that they are for."""
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -24,12 +25,39 @@ class Weights:
     loss: str = ""  # that they were trained with, where it is known
     format: str = "ours"
     file_names: dict[str, str] = dataclasses.field(default_factory=dict)  # published name -> name in the file
+    path: str = ""  # where they were read from
+
+
+@contextlib.contextmanager
+def naming(path):
+    """Lets every UserError that leaves it name the file that it is about; `path` may be empty."""
+    try:
+        yield
+    except UserError as error:
+        if not path or str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
 
 
 def nearest(name: str, names) -> str:
     """ "; the nearest name is X", or nothing where none is near."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"; the nearest name is {close[0]}" if close else ""
+
+
+def rename(held: dict, our_name, path) -> tuple[dict, dict]:
+    """(arrays by our names, names in the file by our names).
+
+    Raises:
+      UserError: two entries have one name of ours.
+    """
+    params, file_names = {}, {}
+    for name, value in held.items():
+        ours = our_name(name)
+        if ours in params:
+            raise UserError(f"{path} has both {file_names[ours]} and {name}, which are one parameter: fetch it again")
+        params[ours], file_names[ours] = value, name
+    return params, file_names
 
 
 def shape_of(params, name: str, rank: int, path) -> tuple[int, ...]:
@@ -57,7 +85,7 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
 
     def outputs(layer):
         """Width of a layer, 0 where nothing of it is there; what is missing of it is named later."""
-        return next((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), 0)
+        return max((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), default=0)
 
     kernel = shape_of(params, "embedding/kernel", 4, path)
     blocks = {int(match[1]) for name in params if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
@@ -110,6 +138,9 @@ def settle_image_size(model, tokens: int, path, grid=None, image_size=None, defa
     Raises:
       UserError: nothing of these tells the grid, and it is no square.
     """
+
+    if default and min(create.pair(default)) < 1:
+        raise UserError(f"{path}: config.json has images of size {default}, which are none: fetch it again")
 
     def settles(size):
         return size and math.prod(model.clone(image_size=create.pair(size)).grid) == tokens

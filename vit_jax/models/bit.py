@@ -126,6 +126,7 @@ class ResNet(Classifier):
         return h, w
 
     def check(self) -> None:
+        super().check()
         if self.pool_padding not in POOL_PADDINGS:
             raise UserError(
                 f"model pool_padding {self.pool_padding!r} is unknown: use one of {', '.join(POOL_PADDINGS)}"
