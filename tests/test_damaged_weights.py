@@ -83,6 +83,15 @@ def test_one_array_that_is_wrong_is_named(name, kind, tmp_path):
         assert tmp_path.name in text
 
 
+@pytest.mark.parametrize("name", ["hf_vit", "hf_deit", "timm_map", "timm_token"])
+def test_every_name_of_a_hub_file_counts(name, tmp_path):
+    """Each array of the first block and outside of the blocks, renamed or missing, is named as in the file."""
+    flat = arrays_of(name)
+    for key in (key for key in flat if ".1." not in key):
+        assert key in refusal(store(tmp_path, name, CHANGES["missing"](flat, key)))
+        assert key in refusal(store(tmp_path, name, CHANGES["renamed"](flat, key)))
+
+
 def without(name):
     return lambda flat: {key: value for key, value in flat.items() if key != name}
 

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.ndimage
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.formats.weights import Weights, naming, nearest
+from vit_jax.formats.weights import Weights, in_file, naming, nearest
 from vit_jax.layout import flatten, unflatten
 from vit_jax.models import classifier, create
 
@@ -255,28 +255,25 @@ def compare(params: dict[str, np.ndarray], wanted: dict, file_names=None) -> Non
     """Raises UserError naming the first parameter that is missing, left over, or of another shape."""
     file_names = file_names or {}
 
-    def in_file(name):
-        theirs = file_names.get(name, name)
-        return f"{name} ({theirs} in the file)" if theirs != name else name
+    def say(name):
+        return in_file(name, file_names)
 
-    hint = 'they are of another architecture: choose a model that fits, or allow it, as allow="NAME"'
+    def theirs(names):
+        return [file_names.get(name, name) for name in names]
+
     missing, extra = sorted(wanted.keys() - params.keys()), sorted(params.keys() - wanted.keys())
+    hint = 'they are of another architecture: choose a model that fits, or allow it, as allow="NAME"'
+    counts = f"{len(missing)} missing, {len(extra)} left over"
     if missing:
-        name = missing[0]
-        near = nearest(file_names.get(name, name), [file_names.get(other, other) for other in extra])
-        raise UserError(
-            f"the weights lack {in_file(name)} ({len(missing)} missing, {len(extra)} left over{near}); {hint}"
-        )
+        near = nearest(*theirs(missing[:1]), theirs(extra))
+        raise UserError(f"the weights lack {say(missing[0])} ({counts}{near}); {hint}")
     if extra:
-        near = nearest(extra[0], [file_names.get(name, name) for name in wanted])
-        raise UserError(
-            f"the weights have {in_file(extra[0])}, which the model has not ({len(extra)} left over{near}); {hint}"
-        )
+        near = nearest(extra[0], theirs(wanted))
+        raise UserError(f"the weights have {say(extra[0])}, which the model has not ({counts}{near}); {hint}")
     for name, leaf in wanted.items():
         if params[name].shape != leaf.shape:
-            raise UserError(
-                f"{in_file(name)} of the weights is {params[name].shape}, but the model has {leaf.shape}; {hint}"
-            )
+            found = params[name].shape
+            raise UserError(f"{say(name)} of the weights is {found}, but the model has {leaf.shape}; {hint}")
 
 
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vit_jax.formats import mixer, published
+from vit_jax.formats import bit, mixer, published
 from vit_jax.formats.weights import POSEMB, Weights, held_image_size, infer_fields, rename
 from vit_jax.models import create
 
@@ -52,6 +52,8 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     """
     names = {name: full for full, name in tower(held).items()}
     held = {name: held[full] for name, full in names.items()}
+    if bit.is_bit(held):
+        return published.read_bit(held, image_size, "big_vision", pool_padding="lowest")
     if mixer.is_mixer(held):
         return published.read_mixer(held, path, grid, image_size, "big_vision")
     held = unstack(held)
@@ -66,14 +68,10 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     params, file_names = rename(held, our_name, path)
     if "cls" in params and "pos_embedding" in held and params[POSEMB].ndim == 3 and "embedding/kernel" in params:
         add_cls_row(params, grid, image_size)
-    fields = infer_fields(params, path)
+    file_names = {ours: names.get(name, name) for ours, name in file_names.items()}
+    fields = infer_fields(params, path, file_names)
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
-    return Weights(
-        params,
-        fields,
-        format="big_vision",
-        file_names={ours: names.get(name, name) for ours, name in file_names.items()},
-    )
+    return Weights(params, fields, format="big_vision", file_names=file_names)
 
 
 def add_cls_row(params: dict, grid, image_size) -> None:
@@ -91,7 +89,8 @@ def add_cls_row(params: dict, grid, image_size) -> None:
 def obstacles(weights: Weights, model) -> list[str]:
     """What of a model these files have no place for."""
     if weights.fields["architecture"] == "bit":
-        return ["a BiT ResNet"]
+        zeros = ["zeros around the root's max-pool"] if model.pool_padding == "zeros" else []
+        return zeros + published.plain_obstacles(model)
     if weights.fields["architecture"] == "mixer":
         return published.plain_obstacles(model)
     found = published.vit_obstacles(model)
@@ -101,6 +100,9 @@ def obstacles(weights: Weights, model) -> list[str]:
 def write(weights: Weights) -> dict:
     """The arrays of a big_vision file, one entry per layer; a class token takes its position's row with it."""
     params = dict(weights.params)
+    if weights.fields["architecture"] == "bit":
+        norms = [name for name in params if name.endswith(("/scale", "/bias")) and not name.startswith("head/")]
+        params |= {name: params[name].reshape(1, 1, 1, -1) for name in norms}
     if POSEMB in params:
         posemb = params.pop(POSEMB)
         if "cls" in params:

@@ -5,7 +5,7 @@ import re
 from vit_jax.errors import UserError
 from vit_jax.formats import timm, torch_layout
 from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
-from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads
+from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads, rename
 
 GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
 GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")
@@ -16,9 +16,7 @@ POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
 
 # Names in memory since transformers 5, and without the prefix of a model's head -> names of the hub.
 RENAMED = [
-    (r"^(vit|deit)\.", ""),
-    (r"^(?=vision_model\.)", "siglip."),
-    (r"^siglip\.vision_model\.", "siglip."),
+    (r"^(vit|deit|vision_model)\.", ""),
     (r"^layers\.(\d+)\.attention\.([qkv])_proj\.", r"encoder.layer.\1.attention.attention.\2."),
     (r"(?<=attention\.attention\.)q\.", "query."),
     (r"(?<=attention\.attention\.)k\.", "key."),
@@ -82,14 +80,22 @@ def is_huggingface(held: dict) -> bool:
     return any(re.search(r"embeddings\.patch_embedding", name) for name in held)
 
 
+def spelling(rows: list[Row], in_file: dict[str, str]) -> dict[str, str]:
+    """Names in the file of all rows: what is missing there would have the prefix that the others have."""
+    prefix = next(
+        (match[0] for name in in_file.values() if (match := re.match(r"(vit|deit|vision_model)\.", name))), ""
+    )
+    heads = ("classifier.", "cls_classifier.", "distillation_classifier.")
+    return {row.theirs: row.theirs if row.theirs.startswith(heads) else prefix + row.theirs for row in rows} | in_file
+
+
 def vision_tower(held: dict) -> dict:
     """SigLIP without its text tower and without what belongs to both.
 
     A classifier reads the mean of the tokens: the attention pooling is there, and nothing reads it.
     """
-    unread = ("text_model.", "logit_") + (("vision_model.head.",) if "classifier.weight" in held else ())
-    held = {name: value for name, value in held.items() if not name.startswith(unread)}
-    return {name.removeprefix("vision_model."): value for name, value in held.items()}
+    unread = ("text_model.", "logit_") + (("head.",) if "classifier.weight" in held else ())
+    return {name: value for name, value in held.items() if not name.startswith(unread)}
 
 
 def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=None, num_heads=None) -> Weights:
@@ -99,15 +105,20 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
       UserError: they are of a model that is not known here.
     """
     siglip = any(name.endswith("embeddings.patch_embedding.weight") for name in held)
+    held, in_file = rename(held, hub_name, path)
     if siglip:
         held, vision = vision_tower(held), config.get("vision_config", config)
         depth = timm.count_blocks(held, r"encoder\.layers\.(\d+)\.")
         rows, default_eps, default_gelu = siglip_rows(depth), 1e-6, "gelu_pytorch_tanh"
         patches, fc1 = "embeddings.patch_embedding.weight", "encoder.layers.0.mlp.fc1.bias"
     else:
-        held, vision = {hub_name(name): value for name, value in held.items()}, config
+        vision = config
         depth = timm.count_blocks(held, r"encoder\.layer\.(\d+)\.")
-        rows, default_eps, default_gelu = vit_rows(depth, "cls_classifier.weight" in held), 1e-12, "gelu"
+        rows, default_eps, default_gelu = (
+            vit_rows(depth, any(name.startswith("cls_classifier.") for name in held)),
+            1e-12,
+            "gelu",
+        )
         patches, fc1 = "embeddings.patch_embeddings.projection.weight", "encoder.layer.0.intermediate.dense.bias"
         held.pop("embeddings.mask_token", None)  # of masked image modelling; no classifier reads it
     width = held[patches].shape[0] if patches in held and held[patches].ndim else 0
@@ -116,21 +127,25 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
     heads = num_heads or written or number_of_heads(width, depth, mlp_dim, path)
     if vision.get("qkv_bias") is False:
         held = torch_layout.with_zero_biases(held, rows)
-    params, names = torch_layout.read(held, rows, heads, path)
-    reads_cls = "head/kernel" in params or "pre_logits/kernel" in params
-    if "dist" in params and reads_cls and "head_dist/kernel" not in params:
+    params, names = torch_layout.read(held, rows, heads, path, spelling(rows, in_file))
+    layers = {name.split("/")[0] for name in params}
+    if "dist" in params and layers & {"head", "pre_logits"} and "head_dist" not in layers:
         params["reg"] = params.pop("dist")  # there, and nothing reads it
-    fields = infer_fields(params, path) | dict(
-        distilled="dist" in params,
+    fields = infer_fields(params, path, names) | dict(
+        distilled="dist" in params or "head_dist" in layers,
         registers=int("reg" in params),
         gelu=timm.choice(vision.get("hidden_act", default_gelu), GELUS, "hidden_act", path),
         ln_eps=float(vision.get("layer_norm_eps", default_eps)),
         **preprocessing(processor),
     )
+    if not siglip:
+        fields["pool"] = "tok"
+    fields["posemb"] = "learn"
+    timm.check_patch_size(vision, fields, names["embedding/kernel"], path)
     if fields["pre_logits"] and config.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"{path}: config.json has pooler_act={config['pooler_act']!r}; only tanh is known here")
     size = vision.get("image_size")
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size)
+    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size, names)
     return Weights(params, fields, labels(config, fields["num_classes"]), format="hf", file_names=names)
 
 

@@ -34,16 +34,21 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
       UserError: they are of no architecture that is known here.
     """
     if bit.is_bit(held):
-        params = bit.read(held)
-        fields = bit.infer_fields(params) | dict(image_size=image_size or 224)
-        return Weights(params, fields, format="published")
+        return read_bit(held, image_size, "published")
     if mixer.is_mixer(held):
         return read_mixer(held, path, grid, image_size, "published")
     params, file_names = rename(held, published_name, path)
     params = {name: value.reshape(-1) if is_group_norm(name) else value for name, value in params.items()}
-    fields = infer_fields(params, path)
+    fields = infer_fields(params, path, file_names)
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
     return Weights(params, fields, format="published", file_names=file_names)
+
+
+def read_bit(held: dict, image_size, format: str, **fields) -> Weights:
+    """Weights of a BiT ResNet, which takes images of any size."""
+    params = bit.read(held)
+    fields |= bit.infer_fields(params) | dict(image_size=image_size or 224)
+    return Weights(params, fields, format=format)
 
 
 def read_mixer(params: dict, path, grid, image_size, format: str) -> Weights:
@@ -58,6 +63,8 @@ def read_mixer(params: dict, path, grid, image_size, format: str) -> Weights:
 def obstacles(weights: Weights, model) -> list[str]:
     """What of a model these files have no place for."""
     architecture = weights.fields["architecture"]
+    if architecture == "bit" and model.pool_padding != "zeros":
+        return ["minus infinity around the root's max-pool", *plain_obstacles(model)]
     if architecture != "vit":
         return plain_obstacles(model)
     found = vit_obstacles(model)

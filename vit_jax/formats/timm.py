@@ -126,29 +126,31 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     if args.get("qkv_bias") is False:
         held = torch_layout.with_zero_biases(held, rows(depth))
     params, names = torch_layout.read(held, rows(depth), heads, path)
-    fields = infer_fields(params, path)
+    fields = infer_fields(params, path, names)
+    has_fc_norm = any(name.startswith("fc_norm/") for name in params)
     pool = args.get("global_pool", config.get("global_pool", given.get("global_pool")))
     if pool is not None:
         fields["pool"] = choice(pool, POOLS, "global_pool", path)
-    elif "fc_norm/scale" in params:
+    elif has_fc_norm:
         fields["pool"] = "gap"
     elif "MAPHead_0/probe" in params:
         fields["pool"] = "map"
     fields |= dict(
         class_token="cls" in params and fields["pool"] != "tok",
-        distilled="dist" in params,
+        distilled=any(name in params for name in ("dist", "head_dist/kernel", "head_dist/bias")),
         registers=params["reg"].shape[1] if "reg" in params else 0,
-        fc_norm="fc_norm/scale" in params,
+        fc_norm=has_fc_norm,
         gelu=choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
         **preprocessing(given),
     )
     size = args.get("img_size") or (given["input_size"][1:] if "input_size" in given else None)
     if POSEMB in params:
         add_prefix_rows(params, args.get("no_embed_class"), fields, [grid and create.pair(grid), size, image_size])
-    elif args.get("pos_embed", "learn") in ("none", ""):
-        fields["posemb"] = "none"
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size)
+    else:
+        fields["posemb"] = "none" if args.get("pos_embed") in ("none", "") else "learn"
+    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size, names)
     check_padding(args, fields, path)
+    check_patch_size(args, fields, names["embedding/kernel"], path)
     labels = class_names(given.get("label_names") or config.get("label_names") or (), fields["num_classes"])
     return Weights(params, fields, labels, format="timm", file_names=names)
 
@@ -163,11 +165,22 @@ def check_padding(args: dict, fields: dict, path) -> None:
         )
 
 
+def check_patch_size(config: dict, fields: dict, kernel: str, path) -> None:
+    """Raises UserError where the patch embedding is not for the patches that config.json gives."""
+    given = config.get("patch_size")
+    if given and create.pair(given) != fields["patch_size"]:
+        raise UserError(
+            f"{path}: config.json has patch_size={given}, but {kernel} is for {fields['patch_size']}: fetch both again"
+        )
+
+
 def class_names(given, num_classes: int) -> tuple[str, ...]:
     """Names by number, from a list or from {number: name}; () where some have none."""
     if isinstance(given, dict):
         given = {int(number): name for number, name in given.items()}
         given = [given[i] for i in sorted(given)] if sorted(given) == list(range(len(given))) else []
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"label_names is {given!r}, no list")
     return tuple(map(str, given)) if len(given) == num_classes else ()
 
 

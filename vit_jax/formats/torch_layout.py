@@ -100,15 +100,20 @@ def with_zero_biases(held: dict, rows: list[Row]) -> dict:
     return zeros | held
 
 
-def read(held: dict, rows: list[Row], heads: int, path) -> tuple[dict, dict]:
+def read(held: dict, rows: list[Row], heads: int, path, in_file=None) -> tuple[dict, dict]:
     """(our parameters, name in the file by our name); names that no row has are passed on as they are.
+
+    Args:
+      held: arrays by the names of the table.
+      in_file: name in the file by name of the table, where they differ.
 
     Raises:
       UserError: an array does not have the shape of its row.
     """
-    held, params, file_names = dict(held), {}, {}
+    held, params, file_names, in_file = dict(held), {}, {}, in_file or {}
     for row in rows:
-        file_names |= dict.fromkeys(row.ours, row.theirs)
+        name = in_file.get(row.theirs, row.theirs)
+        file_names |= dict.fromkeys(row.ours, name)
         if row.theirs not in held:
             continue
         value = held.pop(row.theirs)
@@ -116,10 +121,10 @@ def read(held: dict, rows: list[Row], heads: int, path) -> tuple[dict, dict]:
             params |= zip(row.ours, to_ours(value, row, heads), strict=True)
         except (ValueError, IndexError):
             raise UserError(
-                f"{path} has {row.theirs} of shape {value.shape}, which is no {row.kind} weight of {heads} heads: "
+                f"{path} has {name} of shape {value.shape}, which is no {row.kind} weight of {heads} heads: "
                 "fetch the file again, or give the right num_heads="
             ) from None
-    return params | held, file_names
+    return params | {in_file.get(name, name): value for name, value in held.items()}, file_names
 
 
 def write(params: dict, rows: list[Row]) -> dict:

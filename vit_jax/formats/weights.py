@@ -60,24 +60,42 @@ def rename(held: dict, our_name, path) -> tuple[dict, dict]:
     return params, file_names
 
 
-def shape_of(params, name: str, rank: int, path) -> tuple[int, ...]:
+def in_file(name: str, file_names: dict[str, str]) -> str:
+    """A published name with that in the file, where they differ."""
+    theirs = file_names.get(name, name)
+    return f"{name} ({theirs} in the file)" if theirs != name else name
+
+
+def left_over(params, file_names: dict[str, str]) -> list[str]:
+    """Names in the file that its format's table does not have."""
+    return sorted(name for name in params if file_names and name not in file_names)
+
+
+def shape_of(params, name: str, rank: int, path, file_names: dict[str, str]) -> tuple[int, ...]:
     """The shape of a parameter that every ViT has.
 
     Raises:
       UserError: it is missing, or of another rank.
     """
     if name not in params:
+        others = left_over(params, file_names) or params
         raise UserError(
-            f"{path} has no {name} among its {len(params)} parameters{nearest(name, params)}: "
-            "these are not the weights of a ViT"
+            f"{path} has no {in_file(name, file_names)} among its {len(params)} parameters"
+            f"{nearest(file_names.get(name, name), others)}: these are not the weights of a ViT"
         )
     if params[name].ndim != rank or not params[name].size:
-        raise UserError(f"{path} has {name} of shape {params[name].shape}: these are not the weights of a ViT")
+        raise UserError(
+            f"{path} has {in_file(name, file_names)} of shape {params[name].shape}: these are not the weights of a ViT"
+        )
     return params[name].shape
 
 
-def infer_fields(params: dict[str, np.ndarray], path) -> dict:
+def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]) -> dict:
     """Constructor arguments that the names and shapes of a ViT's published parameters show, all but the grid.
+
+    Args:
+      params: by published name.
+      path: for messages, as are the names in the file by published name.
 
     Raises:
       UserError: these are not the parameters of a ViT.
@@ -87,7 +105,7 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
         """Width of a layer, 0 where nothing of it is there; what is missing of it is named later."""
         return max((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), default=0)
 
-    kernel = shape_of(params, "embedding/kernel", 4, path)
+    kernel = shape_of(params, "embedding/kernel", 4, path, file_names)
     blocks = {int(match[1]) for name in params if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
     if blocks != set(range(len(blocks))) or not blocks:
         raise UserError(f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file again")
@@ -97,8 +115,8 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
         architecture="vit",
         width=kernel[-1],
         depth=len(blocks),
-        mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path)[-1],
-        num_heads=shape_of(params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path)[1],
+        mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path, file_names)[-1],
+        num_heads=shape_of(params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path, file_names)[1],
         patch_size=tuple(kernel[:2]),
         pool="tok" if "cls" in params else "map" if "MAPHead_0/probe" in params else "gap",
         posemb="learn" if place else "sincos2d",
@@ -115,7 +133,9 @@ def infer_fields(params: dict[str, np.ndarray], path) -> dict:
     return fields
 
 
-def held_image_size(params, fields: dict, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
+def held_image_size(
+    params, fields: dict, path, grid=None, image_size=None, default=None, file_names=None
+) -> tuple[int, int]:
     """The image size that a ViT's held position embedding is for: see `settle_image_size`."""
     model = create.create(**fields | dict(image_size=2**14))
     if POSEMB not in params:
@@ -123,7 +143,14 @@ def held_image_size(params, fields: dict, path, grid=None, image_size=None, defa
     tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
     if tokens < 1:
         raise UserError(f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows")
-    return settle_image_size(model, tokens, path, grid, image_size, default)
+    try:
+        return settle_image_size(model, tokens, path, grid, image_size, default)
+    except UserError as error:
+        if not (strange := left_over(params, file_names or {})):
+            raise
+        # A token that goes by another name is counted as a patch.
+        near = nearest(strange[0], file_names.values())
+        raise UserError(f"{error}; it has {strange[0]}, which is not known{near}") from None
 
 
 def settle_image_size(model, tokens: int, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
