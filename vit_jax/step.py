@@ -73,9 +73,8 @@ def make_train_step(
       schedule: learning rate by step, for the metrics.
       loss: key of `losses.LOSSES`.
       accum_steps: microbatches; the update equals that of one batch.
-      mixup: parameter of the Beta distribution; 0 is off.
+      mixup: parameter of the Beta distribution; 0 is off, as for `ema_decay`.
       normalize: uint8 images to what the model expects.
-      ema_decay: 0 is off.
 
     The batch holds `image` uint8 [batch, H, W, 3], `label` int32 [batch], `mask` float32 [batch] (0: does not count).
     Randomness is a function of (seed, step, microbatch) only.
