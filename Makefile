@@ -9,7 +9,7 @@ demo: .venv/installed
 
 test: .venv/installed
 	.venv/bin/python -m ruff check .
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
 .venv/installed: setup.py pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

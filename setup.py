@@ -30,7 +30,7 @@ CORE = [
     "pillow>=13.0",
     "safetensors>=0.8",
 ]
-TEST = ["pytest>=9.2"]
+TEST = ["pytest>=9.2", "pytest-xdist>=3.8"]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
 

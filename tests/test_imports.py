@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "workdir": {"errors", "config", "checkpoint"},
     "summary": {"layout", "perf", "sharding"},
     "models": {"errors", "sharding", "augment", "perf", "models"},
-    "formats": {"errors", "models", "formats"},
+    "formats": {"errors", "layout", "models", "formats"},
     "adapt": {"errors", "layout", "models", "formats"},
     "pretrained": {"errors", "checkpoint", "layout", "models", "formats", "adapt"},
     "data": {"errors", "sharding", "data"},

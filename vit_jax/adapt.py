@@ -13,12 +13,14 @@ from vit_jax.errors import UserError, one_line
 from vit_jax.formats.weights import Weights, in_file, naming, nearest
 from vit_jax.layout import flatten, unflatten
 from vit_jax.models import classifier, create
+from vit_jax.models.create import abstract_params
 
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
 # What changes the function of a model but no shape: training's config must say the same as the weights.
-SAME_FUNCTION = ("gelu", "ln_eps", "mean", "std", "posemb_at")
+SAME_FUNCTION = ("gelu", "ln_eps", "mean", "std", "posemb", "posemb_at")
+SAME_TOKENS = ("class_token", "distilled", "registers")  # where the pooling is the same
 
 
 @dataclasses.dataclass
@@ -100,13 +102,6 @@ def resample_patches(kernel, new_size: tuple[int, int]):
     """
     y, x = (np.linalg.pinv(resize_matrix(old, new).T) for old, new in zip(kernel.shape[:2], new_size, strict=True))
     return np.einsum("hi,wj,ijce->hwce", y, x, kernel, optimize=True).astype(kernel.dtype)
-
-
-def abstract_params(model: classifier.Classifier) -> dict:
-    """The parameter tree of a model as ShapeDtypeStructs."""
-    image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
 
 
 def swap_prefix(params: dict, held, model, report: Report) -> None:
@@ -194,11 +189,7 @@ def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow:
 
 def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str) -> dict:
     """`adapt` in the loop layout."""
-    held = create.create(**weights.fields).with_scan(False)
-    if type(held) is not type(model):
-        raise UserError(
-            f"the weights are of {type(held).__name__}, but the model is {type(model).__name__}: choose one that fits"
-        )
+    held = held_model(weights, model)
     params, report = dict(weights.params), Report()
     try:
         wanted = flatten(abstract_params(model))
@@ -276,10 +267,30 @@ def compare(params: dict[str, np.ndarray], wanted: dict, file_names=None) -> Non
             raise UserError(f"{say(name)} of the weights is {found}, but the model has {leaf.shape}; {hint}")
 
 
+def held_model(weights: Weights, model: classifier.Classifier) -> classifier.Classifier:
+    """The model that the weights are for, in the loop layout.
+
+    Raises:
+      UserError: it is of another architecture than `model`, or no Mixer can be brought to its number of tokens.
+    """
+    held = create.create(**weights.fields).with_scan(False)
+    if type(held) is not type(model):
+        raise UserError(
+            f"the weights are of {type(held).__name__}, but the model is {type(model).__name__}: choose one that fits"
+        )
+    if hasattr(model, "tokens_mlp_dim") and math.prod(held.grid) != math.prod(model.grid):
+        raise UserError(
+            f"the token mixing was trained for {held.grid[0]} x {held.grid[1]} patches, not {model.grid[0]} x "
+            f"{model.grid[1]}, and can't be resampled: use image_size={held.image_size}"
+        )
+    return held
+
+
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError where a config says otherwise than the weights and no shape would show it."""
-    held = create.create(**weights.fields)
-    differ = [f for f in SAME_FUNCTION if getattr(held, f, None) != getattr(model, f, None)]
+    held = held_model(weights, model)
+    fields = SAME_FUNCTION + (SAME_TOKENS if getattr(held, "pool", None) == getattr(model, "pool", None) else ())
+    differ = [field for field in fields if getattr(held, field, None) != getattr(model, field, None)]
     if differ:
         flags = " ".join(f"--config.model.{field}={getattr(held, field)}".replace(" ", "") for field in differ)
         raise UserError(f"the weights and config.model differ in {', '.join(differ)}: add {flags}")

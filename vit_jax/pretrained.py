@@ -98,6 +98,7 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     Raises:
       UserError: it can't be read, or something is needed that the file can't tell.
     """
+    image_size = None if image_size is None else create.pair(image_size)
     with tempfile.TemporaryDirectory() as folder, naming(path):
         location = remote.locate(path, pathlib.Path(folder))
         if location.is_dir() and not safetensors_files.is_folder(location):
@@ -141,10 +142,11 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
         fields |= dict(num_classes=num_classes, head_bias=overrides.get("head_bias", 0.0))
         if weights.fields.get("pre_logits"):
             fields["pre_logits"] = overrides.get("pre_logits", 0)
-    if overrides.get("pre_logits") is True:
-        fields["pre_logits"] = weights.fields["pre_logits"] or weights.fields["width"]
-    if "pool" in overrides:
-        fields["class_token"] = overrides.get("class_token", False)
+    if overrides.get("pre_logits") is True and weights.fields.get("pre_logits"):
+        fields["pre_logits"] = weights.fields["pre_logits"]
+    if weights.fields["architecture"] == "vit" and fields["pool"] != weights.fields["pool"]:
+        # timm's models keep the class token when they pool otherwise; the published ones have none then.
+        fields["class_token"] = overrides.get("class_token", weights.format == "timm" and "cls" in weights.params)
     if image_size is not None:
         fields["image_size"] = image_size
     model = create.create(**fields)

@@ -161,7 +161,7 @@ def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.Trai
 
 def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
-    weights = pretrained.read(config.init_from, None, config.image_size, config.model.num_heads or None)
+    weights = pretrained.read(config.init_from, image_size=config.image_size)
     adapt.check_same_function(weights, model)
     params = layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
     params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)

@@ -70,7 +70,7 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
         add_cls_row(params, grid, image_size)
     file_names = {ours: names.get(name, name) for ours, name in file_names.items()}
     fields = infer_fields(params, path, file_names)
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
+    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, file_names=file_names)
     return Weights(params, fields, format="big_vision", file_names=file_names)
 
 

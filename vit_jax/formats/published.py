@@ -1,10 +1,13 @@
 """The .npz files of vision_transformer (ViT and hybrids of arXiv 2010.11929 and 2106.10270, Mixer), and BiT's."""
 
+import logging
 import re
 
 from vit_jax.formats import bit, mixer
 from vit_jax.formats.weights import Weights, held_image_size, infer_fields, rename, settle_image_size
 from vit_jax.models import create
+
+log = logging.getLogger(__name__)
 
 # Linen numbers the sub-modules of a block by class; published names count them through.
 LINEN_NAMES = {
@@ -40,7 +43,9 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     params, file_names = rename(held, published_name, path)
     params = {name: value.reshape(-1) if is_group_norm(name) else value for name, value in params.items()}
     fields = infer_fields(params, path, file_names)
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size)
+    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, file_names=file_names)
+    if fields["posemb"] == "sincos2d":
+        log.warning("%s has no position embedding: fixed sines and cosines are taken", path)
     return Weights(params, fields, format="published", file_names=file_names)
 
 

@@ -58,7 +58,7 @@ def fetch(url: str, folder: pathlib.Path) -> pathlib.Path:
         found, address = folder, address.rstrip("/")
     else:
         address, _, name = address.rpartition("/")
-        beside = [(CONFIG, False), (PREPROCESSOR, False)] if name == WEIGHTS else []
+        beside = [(CONFIG, False), (PREPROCESSOR, False)] if name.endswith(".safetensors") else []
         found, files = folder / name, [(name, True), *beside]
     for name, required in files:
         download(f"{address}/{name}{suffix}", folder / name, required)

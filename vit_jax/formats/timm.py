@@ -145,7 +145,8 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     )
     size = args.get("img_size") or (given["input_size"][1:] if "input_size" in given else None)
     if POSEMB in params:
-        add_prefix_rows(params, args.get("no_embed_class"), fields, [grid and create.pair(grid), size, image_size])
+        hints = [grid and create.pair(grid), size, image_size]
+        add_prefix_rows(params, args.get("no_embed_class"), fields, hints, "architecture" in config)
     else:
         fields["posemb"] = "none" if args.get("pos_embed") in ("none", "") else "learn"
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size, names)
@@ -184,13 +185,14 @@ def class_names(given, num_classes: int) -> tuple[str, ...]:
     return tuple(map(str, given)) if len(given) == num_classes else ()
 
 
-def add_prefix_rows(params: dict, no_embed_class: bool | None, fields: dict, hints: list) -> None:
+def add_prefix_rows(params: dict, no_embed_class: bool | None, fields: dict, hints: list, is_named: bool) -> None:
     """Gives the prefix tokens positions, zero, where the model was built with positions for patches only.
 
     Args:
       params: changed in place.
       no_embed_class: what config.json says; None: nothing, as an entry of timm's table may say it.
       fields: of the model.
+      is_named: config.json names an entry of timm's table.
       hints: grid as the user gives it, then image sizes, each None where unknown: whichever fits first decides.
     """
     prefix = sum(params[name].shape[1] for name in ("cls", "dist", "reg") if name in params)
@@ -200,6 +202,7 @@ def add_prefix_rows(params: dict, no_embed_class: bool | None, fields: dict, hin
     tokens = [math.prod(grid), *tokens] if grid else tokens
     # Without any that fits: a square of patches, where only one way of counting gives one.
     square = [count for count in (held - prefix, held) if count > 0 and math.isqrt(count) ** 2 == count]
+    square = square if is_named or fields["registers"] else []  # timm's default: positions for all tokens
     fitting = [count for count in (*tokens, *square) if count in (held, held - prefix)]
     if no_embed_class is None:
         no_embed_class = bool(fitting) and fitting[0] == held

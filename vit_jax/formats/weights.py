@@ -9,6 +9,7 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.layout import flatten
 from vit_jax.models import create, variants
 
 POSEMB = "Transformer/posembed_input/pos_embedding"
@@ -118,19 +119,33 @@ def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]
         mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path, file_names)[-1],
         num_heads=shape_of(params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path, file_names)[1],
         patch_size=tuple(kernel[:2]),
-        pool="tok" if "cls" in params else "map" if "MAPHead_0/probe" in params else "gap",
+        pool="tok" if "cls" in params else "map" if any(name.startswith("MAPHead_0/") for name in params) else "gap",
         posemb="learn" if place else "sincos2d",
         pre_logits=outputs("pre_logits"),
         num_classes=outputs("head"),
     )
     if place:
         fields["posemb_at"] = place
-    if "conv_root/kernel" in params:
-        units = [len({name.split("/")[1] for name in params if name.startswith(f"block{i}/")}) for i in range(1, 9)]
-        fields |= dict(
-            stem_units=tuple(count for count in units if count), stem_width=params["conv_root/kernel"].shape[-1]
-        )
+    if any(re.match(r"conv_root/|gn_root/|block\d+/", name) for name in params):
+        width = shape_of(params, "conv_root/kernel", 4, path, file_names)[-1]
+        fields |= dict(stem_units=stem_units(params, path), stem_width=width)
     return fields
+
+
+def stem_units(params, path) -> tuple[int, ...]:
+    """Bottlenecks by stage of a hybrid's ResNet.
+
+    Raises:
+      UserError: a stage or a bottleneck is missing.
+    """
+    found: dict[int, set[int]] = {}
+    for name in params:
+        if match := re.match(r"block(\d+)/unit(\d+)/", name):
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    for what, numbers in (("stages block", set(found)), *((f"units of block{i}", found[i]) for i in sorted(found))):
+        if numbers != set(range(1, len(numbers) + 1)):
+            raise UserError(f"{path} has the {what} {sorted(numbers)}: some are missing, fetch the file again")
+    return tuple(len(found[stage]) for stage in sorted(found))
 
 
 def held_image_size(
@@ -139,6 +154,8 @@ def held_image_size(
     """The image size that a ViT's held position embedding is for: see `settle_image_size`."""
     model = create.create(**fields | dict(image_size=2**14))
     if POSEMB not in params:
+        if grid is not None:
+            return tuple(side * cell for side, cell in zip(create.pair(grid), model.cell, strict=True))
         return create.pair(image_size or default or 224)
     tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
     if tokens < 1:
@@ -146,11 +163,19 @@ def held_image_size(
     try:
         return settle_image_size(model, tokens, path, grid, image_size, default)
     except UserError as error:
-        if not (strange := left_over(params, file_names or {})):
-            raise
-        # A token that goes by another name is counted as a patch.
-        near = nearest(strange[0], file_names.values())
-        raise UserError(f"{error}; it has {strange[0]}, which is not known{near}") from None
+        raise UserError(f"{error}{suspicion(params, model, tokens, file_names or {})}") from None
+
+
+def suspicion(params, model, tokens: int, file_names: dict[str, str]) -> str:
+    """What may be behind a number of patch tokens that is none: a token or a stem under another name, or missing."""
+    wanted = flatten(create.abstract_params(model.clone(image_size=model.cell)))
+    strange = sorted(file_names.get(name, name) for name in params.keys() - wanted.keys())
+    if strange:
+        names = [file_names.get(name, name) for name in (*wanted, "cls", "dist", "reg")]
+        return f"; it has {strange[0]}, which is not known{nearest(strange[0], names)}"
+    if not model.num_prefix and math.isqrt(tokens - 1) ** 2 == tokens - 1:
+        return f"; {tokens - 1} and a class token would be one: is {file_names.get('cls', 'cls')} missing?"
+    return ""
 
 
 def settle_image_size(model, tokens: int, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
@@ -165,7 +190,6 @@ def settle_image_size(model, tokens: int, path, grid=None, image_size=None, defa
     Raises:
       UserError: nothing of these tells the grid, and it is no square.
     """
-
     if default and min(create.pair(default)) < 1:
         raise UserError(f"{path}: config.json has images of size {default}, which are none: fetch it again")
 

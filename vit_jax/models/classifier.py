@@ -39,6 +39,8 @@ class Classifier(nn.Module):
 
     def check(self) -> None:
         """Raises UserError where fields do not fit together."""
+        if not isinstance(self.num_classes, int) or self.num_classes < 0:
+            raise UserError(f"model num_classes={self.num_classes!r}: give a whole number, 0 for no head")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(std > 0 for std in self.std):
             raise UserError(f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0")
 

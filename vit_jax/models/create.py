@@ -1,5 +1,6 @@
 """Builds a model by name or by fields, whatever its architecture."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,7 +16,7 @@ DTYPES = ("dtype", "softmax_dtype")
 
 def pair(size) -> tuple[int, int]:
     """(height, width) from one side or both; anything else is a UserError."""
-    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    sides = tuple(size) if isinstance(size, list | tuple | np.ndarray) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int | np.integer) for side in sides):
         raise UserError(f"size {size!r} is neither a whole number nor a pair of them (height, width): correct it")
     return int(sides[0]), int(sides[1])
@@ -69,3 +70,10 @@ def fields(model: Classifier) -> dict:
     values = {name: getattr(model, name) for name in sorted(field_names(architecture))}
     values |= {name: jnp.dtype(values[name]).name for name in DTYPES if name in values}
     return values | dict(architecture=architecture)
+
+
+def abstract_params(model: Classifier) -> dict:
+    """The parameter tree of a model as ShapeDtypeStructs."""
+    image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.eval_shape(model.init, jax.random.key(0), image)["params"]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from vit_jax import sharding
 from vit_jax.models import kernels
-from vit_jax.models.posemb import PositionEmbedding, init, offsets
+from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
 # What remat keeps of the forward pass; everything else is computed again in the backward pass.
 REMAT_POLICIES = {
@@ -77,7 +77,8 @@ class MultiHeadDotProductAttention(nn.Module):
         query, key, value = project("query", x), project("key", context), project("value", context)
         distance = None
         if self.relative:
-            rows = self.param("relative_embedding", init, (2 * x.shape[1] - 1, width // self.num_heads))
+            shape = (2 * x.shape[1] - 1, width // self.num_heads)
+            rows = held_param(self, "relative_embedding", shape, f"{x.shape[1]} tokens")
             distance = rows[offsets(x.shape[1])].astype(self.dtype)  # [length, length, kv]
         y, weights = kernels.attention(query, key, value, self.softmax_dtype, distance)
         self.sow("intermediates", "weights", weights)

@@ -24,6 +24,18 @@ def sincos2d(grid: tuple[int, int], width: int, dtype):
     return jnp.concatenate([jnp.sin(x), jnp.cos(x), jnp.sin(y), jnp.cos(y)], axis=1)[None].astype(dtype)
 
 
+def held_param(module: nn.Module, name: str, shape: tuple[int, ...], given: str):
+    """A parameter whose shape hangs on the image; held with another one, it is an error that says so."""
+    if module.has_variable("params", name):
+        found = module.get_variable("params", name).shape
+        if found != shape:
+            raise UserError(
+                f"the image gives {given}, which takes a {name} of {shape}, but the model has {found}: load the "
+                "weights with image_size= to resample it"
+            )
+    return module.param(name, init, shape)
+
+
 class PositionEmbedding(nn.Module):
     """A learned position embedding of every token, prefix tokens included: [1, length, embed]."""
 
@@ -33,15 +45,7 @@ class PositionEmbedding(nn.Module):
     width: int
 
     def held(self, name: str, shape: tuple[int, ...]):
-        """The parameter; of another length it is an error that says so."""
-        if self.has_variable("params", name):
-            found = self.get_variable("params", name).shape
-            if found != shape:
-                raise UserError(
-                    f"the image gives {self.grid[0]} x {self.grid[1]} patch tokens, which takes a {name} of {shape}, "
-                    f"but the model has {found}: load the weights with image_size= to resample it"
-                )
-        return self.param(name, init, shape)
+        return held_param(self, name, shape, f"{self.grid[0]} x {self.grid[1]} patch tokens")
 
     @nn.compact
     def __call__(self):

@@ -81,7 +81,7 @@ class VisionTransformer(Classifier):
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise UserError(f"model {field} {getattr(self, field)!r} is unknown: use one of {', '.join(allowed)}")
-        if self.width % self.num_heads:
+        if self.num_heads < 1 or self.width % self.num_heads:
             raise UserError(
                 f"model width {self.width} is not divisible by num_heads {self.num_heads}: change one of them"
             )
