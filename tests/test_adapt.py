@@ -449,3 +449,58 @@ def test_a_config_that_says_otherwise_than_the_weights_gets_the_flags_to_add(tin
     for name, value in pretrained.read(folder).params.items():
         if not name.startswith("head/"):
             np.testing.assert_array_equal(params[name], value, err_msg=name)
+
+
+# --- easily mistaken -------------------------------------------------------------------------------------------------
+
+
+def test_naming_the_pooling_that_the_weights_have_changes_nothing(tmp_path):
+    folder = golden_folder(tmp_path, "timm_gap")
+    expected = np.load(folder / "expected.npz")
+    model, params = vit_jax.from_pretrained(folder, pool="gap")
+    logits = model.apply({"params": params}, expected["image"])
+    assert model.class_token and np.abs(logits - expected["logits"]).max() <= 2e-5
+
+
+def test_the_class_token_stays_where_its_format_keeps_it(tmp_path):
+    timm, _ = vit_jax.from_pretrained(golden_folder(tmp_path, "timm_token"), pool="gap")
+    published, _ = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_norep"), pool="gap")
+    assert timm.prefix == (("cls", 1),) and published.prefix == ()
+
+
+def test_a_lone_file_with_rows_for_a_grid_that_is_no_square_asks_for_it(tmp_path):
+    """4 x 6 patches and a class token are 25 rows, which could be 5 x 5 without one."""
+    lone = golden_folder(tmp_path, "timm_nonsquare") / "model.safetensors"
+    (lone.parent / "config.json").unlink()
+    with pytest.raises(UserError, match="24 patch tokens, no square"):
+        vit_jax.from_pretrained(lone, num_heads=3)
+    assert vit_jax.from_pretrained(lone, num_heads=3, image_size=(32, 48))[0].grid == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("cls", "is cls missing"), ("clsx", "it has clsx, which is not known; the nearest name is cls")],
+)
+def test_a_lost_class_token_is_suspected(key, message, tmp_path):
+    def change(flat):
+        cls = flat.pop("cls")
+        return flat | ({key: cls} if key != "cls" else {})
+
+    with pytest.raises(UserError, match=message):
+        vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_rep", change=change))
+
+
+def test_architectures_are_compared_before_anything_else(tmp_path):
+    held = pretrained.read(golden_file(tmp_path, "mixer_p8"))
+    model = vit_jax.create_model("Ti/8", image_size=32)
+    with pytest.raises(UserError, match="the weights are of MlpMixer, but the model is VisionTransformer"):
+        adapt.check_same_function(held, model)
+    with pytest.raises(UserError, match="trained for 4 x 4 patches, not 8 x 8, and can't be resampled"):
+        pretrained.build(held, image_size=64)
+
+
+def test_prefix_tokens_of_the_same_pooling_must_agree_in_training(tmp_path):
+    held = pretrained.read(golden_folder(tmp_path, "timm_gap"))
+    fields = held.fields | dict(class_token=False)
+    with pytest.raises(UserError, match=r"differ in class_token: add --config.model.class_token=True"):
+        adapt.check_same_function(held, vit_jax.create_model(**fields))
