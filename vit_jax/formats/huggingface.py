@@ -3,7 +3,7 @@
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.formats import timm, torch_layout
+from vit_jax.formats import torch_layout
 from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads, rename
 
@@ -108,12 +108,12 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
     held, in_file = rename(held, hub_name, path)
     if siglip:
         held, vision = vision_tower(held), config.get("vision_config", config)
-        depth = timm.count_blocks(held, r"encoder\.layers\.(\d+)\.")
+        depth = torch_layout.count_blocks(held, r"encoder\.layers\.(\d+)\.")
         rows, default_eps, default_gelu = siglip_rows(depth), 1e-6, "gelu_pytorch_tanh"
         patches, fc1 = "embeddings.patch_embedding.weight", "encoder.layers.0.mlp.fc1.bias"
     else:
         vision = config
-        depth = timm.count_blocks(held, r"encoder\.layer\.(\d+)\.")
+        depth = torch_layout.count_blocks(held, r"encoder\.layer\.(\d+)\.")
         rows, default_eps, default_gelu = (
             vit_rows(depth, any(name.startswith("cls_classifier.") for name in held)),
             1e-12,
@@ -134,14 +134,14 @@ def read(held: dict, config: dict, processor: dict, path, grid=None, image_size=
     fields = infer_fields(params, path, names) | dict(
         distilled="dist" in params or "head_dist" in layers,
         registers=int("reg" in params),
-        gelu=timm.choice(vision.get("hidden_act", default_gelu), GELUS, "hidden_act", path),
+        gelu=torch_layout.choice(vision.get("hidden_act", default_gelu), GELUS, "hidden_act", path),
         ln_eps=float(vision.get("layer_norm_eps", default_eps)),
         **preprocessing(processor),
     )
     if not siglip:
         fields["pool"] = "tok"
     fields["posemb"] = "learn"
-    timm.check_patch_size(vision, fields, names["embedding/kernel"], path)
+    torch_layout.check_patch_size(vision, fields, names["embedding/kernel"], path)
     if fields["pre_logits"] and config.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"{path}: config.json has pooler_act={config['pooler_act']!r}; only tanh is known here")
     size = vision.get("image_size")
@@ -196,7 +196,7 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     """(arrays, configs): a folder that transformers' from_pretrained opens."""
     params = dict(weights.params)
     if POSEMB not in params:
-        params[POSEMB] = timm.fixed_positions(model)
+        params[POSEMB] = torch_layout.fixed_positions(model)
     kind, name = ("deit", "DeiT") if model.distilled else ("vit", "ViT")
     arrays, architecture = torch_layout.write(params, vit_rows(model.depth, model.distilled)), f"{name}Model"
     if model.num_classes:

@@ -9,7 +9,7 @@ from vit_jax.errors import UserError
 from vit_jax.formats import torch_layout
 from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads
-from vit_jax.models import create, posemb
+from vit_jax.models import create
 
 PATCHES = "patch_embed.proj.weight"
 POOLS = {"token": "tok", "avg": "gap", "map": "map", "": "unpooled"}
@@ -62,17 +62,6 @@ def rows(depth: int) -> list[Row]:
     ]
 
 
-def count_blocks(held: dict, pattern: str) -> int:
-    return 1 + max((int(match[1]) for name in held if (match := re.match(pattern, name))), default=-1)
-
-
-def choice(value, table: dict, what: str, path):
-    if value not in table:
-        known = ", ".join(map(repr, table))
-        raise UserError(f"{path}: config.json has {what}={value!r}, which is not known here: it knows {known}")
-    return table[value]
-
-
 def preprocessing(given: dict) -> dict:
     """Fields of `model.preprocess`, from a pretrained_cfg."""
     fields = {name: tuple(given[name]) for name in ("mean", "std") if name in given}
@@ -119,7 +108,7 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     given = config.get("pretrained_cfg", config)  # old files have one object for everything
     args = entry_args(str(config.get("architecture", ""))) | config.get("model_args", {})
     check_known(held, args, config, path)
-    depth = count_blocks(held, r"blocks\.(\d+)\.")
+    depth = torch_layout.count_blocks(held, r"blocks\.(\d+)\.")
     width = held[PATCHES].shape[0] if held[PATCHES].ndim else 0
     fc1 = held.get("blocks.0.mlp.fc1.bias", np.zeros(0))
     heads = num_heads or args.get("num_heads") or number_of_heads(width, depth, fc1.size, path)
@@ -130,7 +119,7 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     has_fc_norm = any(name.startswith("fc_norm/") for name in params)
     pool = args.get("global_pool", config.get("global_pool", given.get("global_pool")))
     if pool is not None:
-        fields["pool"] = choice(pool, POOLS, "global_pool", path)
+        fields["pool"] = torch_layout.choice(pool, POOLS, "global_pool", path)
     elif has_fc_norm:
         fields["pool"] = "gap"
     elif "MAPHead_0/probe" in params:
@@ -140,7 +129,7 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
         distilled=any(name in params for name in ("dist", "head_dist/kernel", "head_dist/bias")),
         registers=params["reg"].shape[1] if "reg" in params else 0,
         fc_norm=has_fc_norm,
-        gelu=choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
+        gelu=torch_layout.choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
         **preprocessing(given),
     )
     size = args.get("img_size") or (given["input_size"][1:] if "input_size" in given else None)
@@ -151,7 +140,7 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
         fields["posemb"] = "none" if args.get("pos_embed") in ("none", "") else "learn"
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size, names)
     check_padding(args, fields, path)
-    check_patch_size(args, fields, names["embedding/kernel"], path)
+    torch_layout.check_patch_size(args, fields, names["embedding/kernel"], path)
     labels = class_names(given.get("label_names") or config.get("label_names") or (), fields["num_classes"])
     return Weights(params, fields, labels, format="timm", file_names=names)
 
@@ -163,15 +152,6 @@ def check_padding(args: dict, fields: dict, path) -> None:
         raise UserError(
             f"{path} pads images of {fields['image_size']} to patches of {fields['patch_size']} (dynamic_img_pad), "
             "which is not known here: give an image_size= that the patches divide"
-        )
-
-
-def check_patch_size(config: dict, fields: dict, kernel: str, path) -> None:
-    """Raises UserError where the patch embedding is not for the patches that config.json gives."""
-    given = config.get("patch_size")
-    if given and create.pair(given) != fields["patch_size"]:
-        raise UserError(
-            f"{path}: config.json has patch_size={given}, but {kernel} is for {fields['patch_size']}: fetch both again"
         )
 
 
@@ -225,19 +205,11 @@ def obstacles(weights: Weights, model) -> list[str]:
     return found
 
 
-def fixed_positions(model) -> np.ndarray:
-    """Positions that a model computes, as the rows of a learned embedding: [1, length, embed]."""
-    rows = np.zeros((1, model.num_prefix + model.grid[0] * model.grid[1], model.width), np.float32)
-    if model.posemb == "sincos2d":
-        rows[:, model.num_prefix :] = posemb.sincos2d(model.grid, model.width, np.float32)
-    return rows
-
-
 def write(weights: Weights, model) -> tuple[dict, dict]:
     """(arrays, configs): a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
     params = dict(weights.params)
     if POSEMB not in params:
-        params[POSEMB] = fixed_positions(model)
+        params[POSEMB] = torch_layout.fixed_positions(model)
     pool = {ours: theirs for theirs, ours in POOLS.items()}[model.pool]
     args = dict(
         img_size=model.image_size,

@@ -4,12 +4,14 @@ A row pairs one array of the file with one of ours, or with several that the fil
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.formats.weights import BLOCK
+from vit_jax.models import create, posemb
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,3 +133,31 @@ def write(params: dict, rows: list[Row]) -> dict:
     """Arrays by the names of the file, for every row whose parameters are there."""
     present = [row for row in rows if row.ours[0] in params]
     return {row.theirs: to_theirs([params[name] for name in row.ours], row) for row in present}
+
+
+def count_blocks(held: dict, pattern: str) -> int:
+    return 1 + max((int(match[1]) for name in held if (match := re.match(pattern, name))), default=-1)
+
+
+def choice(value, table: dict, what: str, path):
+    if value not in table:
+        known = ", ".join(map(repr, table))
+        raise UserError(f"{path}: config.json has {what}={value!r}, which is not known here: it knows {known}")
+    return table[value]
+
+
+def check_patch_size(config: dict, fields: dict, kernel: str, path) -> None:
+    """Raises UserError where the patch embedding is not for the patches that config.json gives."""
+    given = config.get("patch_size")
+    if given and create.pair(given) != fields["patch_size"]:
+        raise UserError(
+            f"{path}: config.json has patch_size={given}, but {kernel} is for {fields['patch_size']}: fetch both again"
+        )
+
+
+def fixed_positions(model) -> np.ndarray:
+    """Positions that a model computes, as the rows of a learned embedding: [1, length, embed]."""
+    rows = np.zeros((1, model.num_prefix + model.grid[0] * model.grid[1], model.width), np.float32)
+    if model.posemb == "sincos2d":
+        rows[:, model.num_prefix :] = posemb.sincos2d(model.grid, model.width, np.float32)
+    return rows
