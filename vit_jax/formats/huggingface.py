@@ -34,14 +34,10 @@ def hub_name(name: str) -> str:
     return name
 
 
-def heads_layer(theirs: str, ours: str) -> list[Row]:
-    return layer(theirs, ours, "heads")
-
-
 def vit_rows(depth: int, distilled: bool) -> list[Row]:
     """The name table of ViT and DeiT, without the prefix `vit.` or `deit.`."""
     names = ("query", "key", "value")
-    qkv = [row for name in names for row in heads_layer(f"attention.attention.{name}", f"{ATTENTION}/{name}")]
+    qkv = [row for name in names for row in layer(f"attention.attention.{name}", f"{ATTENTION}/{name}", "heads")]
     parts = ("layernorm_after", "intermediate.dense", "output.dense")
     return [
         Row("embeddings.cls_token", ("cls",)),
@@ -59,7 +55,7 @@ def vit_rows(depth: int, distilled: bool) -> list[Row]:
 def siglip_rows(depth: int) -> list[Row]:
     """The name table of SigLIP's vision tower, without the prefix `vision_model.`."""
     names = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"))
-    qkv = [row for theirs, ours in names for row in heads_layer(f"self_attn.{theirs}", f"{ATTENTION}/{ours}")]
+    qkv = [row for theirs, ours in names for row in layer(f"self_attn.{theirs}", f"{ATTENTION}/{ours}", "heads")]
     block = block_rows("layer_norm1", qkv, "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2")
     return [
         Row("embeddings.position_embedding.weight", (POSEMB,), "rows"),
