@@ -16,6 +16,12 @@ import pytest
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def index_folder(tmp_path_factory):
+    """Indices of test data stay out of the user's cache."""
+    os.environ["VIT_JAX_CACHE"] = str(tmp_path_factory.mktemp("index"))
+
+
 def golden(name: str) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and config of one file made with the published implementations."""
     with np.load(GOLDEN / f"{name}.npz", allow_pickle=False) as archive:

@@ -10,7 +10,8 @@ import pytest
 from conftest import below, golden
 
 import vit_jax
-from vit_jax import adapt, layout, sharding, step
+from vit_jax import adapt, layout, preprocess, sharding, step
+from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.formats import bit
 from vit_jax.models import create
@@ -96,10 +97,12 @@ def test_training_steps_reach_every_parameter():
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    train_step = jax.jit(step.make_train_step(apply_fn, tx, lambda _: 0.1, loss="softmax_xent", num_classes=10, seed=0))
+    options = dict(preprocess=preprocess.make_preprocess(configs.defaults(), model.normalize, 10), seed=0)
+    train_step = jax.jit(step.make_train_step(apply_fn, tx, lambda _: 0.1, loss="softmax_xent", **options))
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (8, 16, 16, 3), np.uint8)
     batch = dict(image=image, label=np.arange(8, dtype=np.int32), mask=np.ones(8, np.float32))
+    batch["seed"] = np.zeros((8, 2), np.int32)
     state, losses = step.create_state(params, tx, 0.0), []
     for _ in range(3):
         state, metrics = train_step(state, batch)

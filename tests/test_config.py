@@ -62,10 +62,10 @@ BAD_ARGUMENTS = {
     "--config.optim.wd_mults=(('(',1.0),)": r"optim.wd_mults has '\(', no regular expression",
     "--config.optim.lr_mults=(('a.**',1.0),)": r"optim.lr_mults has 'a\.\*\*', no regular expression",
     "--config.optim.frozen=[": r"optim.frozen has '\[', no regular expression",
-    "--config.optim.lr_mults=(('a',0),)": "lr_mults has a factor 0, not a number from 1e-12",
-    "--config.optim.wd_mults=(('a',-1.0),)": "wd_mults has a factor -1.0, not a number from 0",
-    "--config.optim.lr_mults=(('a','b'),)": "lr_mults has a factor 'b', not a number",
-    "--config.optim.lr_mults=('head/.*',3.0)": r"lr_mults expects a tuple of \(pattern, factor\) pairs, got \('head",
+    "--config.optim.lr_mults=(('a',0),)": "lr_mults has a number 0, not one from 1e-12",
+    "--config.optim.wd_mults=(('a',-1.0),)": "wd_mults has a number -1.0, not one from 0",
+    "--config.optim.lr_mults=(('a','b'),)": "lr_mults has a number 'b', not one",
+    "--config.optim.lr_mults=('head/.*',3.0)": r"lr_mults expects a tuple of \(text, number\) pairs, got \('head",
     "--config.optim.stairs=((1,0.5),)": "optim.stairs .* has no effect with optim.schedule=cosine",
     "--config.optim.schedule=stair": r"optim.stairs=\(\) must hold",
     "--config.optim.nesterov=true": "optim.nesterov .* has no effect with optim.name=adam",
@@ -108,6 +108,18 @@ def test_pairs_are_the_same_from_the_command_line_a_file_and_json(tiny, tmp_path
     assert workdir.differences(configs.load(tiny), configs.to_json(on_line)) == [
         "optim.lr_mults: (('head/.*', 3.0), ('.*', 0.5)) -> ()"
     ]
+
+
+def test_lamb_has_keys_of_adam_but_no_choice_of_decay(tiny):
+    config = configs.load(tiny, ["--config.optim.name=lamb", "--config.optim.eps=1e-6"])
+    assert config.optim.eps == 1e-6 and config.optim.b1 == 0.9 and "wd_times_lr" not in config.optim
+    with pytest.raises(UserError, match=r"optim\.wd_times_lr .* has no effect with optim\.name=lamb"):
+        configs.load(tiny, ["--config.optim.name=lamb", "--config.optim.wd_times_lr=false"])
+
+
+def test_a_smoothed_label_has_no_classes_that_are_not_there(tiny):
+    with pytest.raises(UserError, match=r"label_smoothing=0\.1 gives every class a part"):
+        configs.load(tiny, ["--config.loss=multilabel_xent", "--config.label_smoothing=0.1"])
 
 
 BAD_FILES = {
@@ -191,6 +203,7 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
         "model.posemb": posemb.KINDS,
         "model.posemb_at": posemb.PLACES,
         "model.gelu": encoder.GELUS,
+        "model.droppath_shape": encoder.DROPPATH_SHAPES,
     }
     for key, table in tables.items():
         assert set(configs.CHOICES[key]) == set(table), key

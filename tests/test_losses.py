@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from conftest import golden
 
-from vit_jax import augment, losses
+from vit_jax import augment, losses, preprocess
+from vit_jax import config as configs
+
+GOLDEN_LOSSES = sorted(set(losses.LOSSES) - {"multilabel_xent"})
 
 
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", GOLDEN_LOSSES)
 @pytest.mark.parametrize("case", ["small", "wide"])
 @pytest.mark.parametrize("kind", ["onehot", "multihot", "soft"])
 def test_losses_equal_big_vision(name, case, kind):
@@ -38,7 +41,28 @@ def test_every_golden_loss_is_used():
     arrays, _ = golden("losses")
     inputs = {name for name in arrays if name.split("/")[1].startswith(("logits", "labels"))}
     outputs = {name.split("/")[1] for name in set(arrays) - inputs}
-    assert outputs == {*losses.LOSSES, "softmax_xent_kl"} and len(inputs) == 8
+    assert outputs == {*GOLDEN_LOSSES, "softmax_xent_kl"} and len(inputs) == 8
+
+
+def test_multilabel_xent_asks_of_every_class_whether_any_of_it_is_there():
+    logits, labels = np.array([[2.0, -1.0, 0.5]]), np.array([[0.2, 0.8, 0.0]])
+    p = 1 / (1 + np.exp(-logits))
+    truth = -(np.log(p[:, 0]) + np.log(p[:, 1]) + np.log(1 - p[:, 2])) / 3
+    np.testing.assert_allclose(losses.multilabel_xent(jnp.asarray(logits), jnp.asarray(labels)), truth, rtol=1e-6)
+    grad = jax.grad(lambda x: losses.multilabel_xent(x, jnp.asarray(labels)).sum())(jnp.asarray(logits))
+    np.testing.assert_allclose(grad, (p - [[1, 1, 0]]) / 3, rtol=1e-5)
+
+
+def test_label_smoothing_shares_a_part_among_all_classes_before_labels_are_mixed():
+    config = configs.defaults()
+    config.label_smoothing, config.cutmix, config.data.flip = 0.2, 1.0, False
+    batch = dict(image=np.zeros((2, 8, 8, 3), np.uint8), label=np.array([0, 1]), mask=np.ones(2), seed=np.zeros((2, 2)))
+    batch["seed"] = batch["seed"].astype(np.int32)
+    label = preprocess.make_preprocess(config, augment.normalize, 4)(batch, jax.random.key(0))["label"]
+    share = (label[0, 0] - 0.05) / 0.8  # of the first image in itself
+    assert 0 < share < 1
+    np.testing.assert_allclose(label[0], [0.05 + 0.8 * share, 0.05 + 0.8 * (1 - share), 0.05, 0.05], rtol=1e-5)
+    np.testing.assert_allclose(augment.smooth(jnp.eye(4)[:1], 0.2), [[0.85, 0.05, 0.05, 0.05]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("case", golden("mixup")[1]["cases"], ids=lambda case: f"p{case['p']}")

@@ -12,7 +12,7 @@ from vit_jax import adapt, layout
 from vit_jax.errors import UserError
 from vit_jax.formats.published import LINEN_NAMES
 from vit_jax.formats.weights import POSEMB
-from vit_jax.models import variants
+from vit_jax.models import encoder, variants
 
 VITS = ["vit_gap_norep", "vit_gap_rep", "vit_ti_width_p8_1layer", "vit_token_norep", "vit_token_p8_nonsquare",
         "vit_token_rep", "vit_token_unpooled", "vit_unpooled"]  # fmt: skip
@@ -111,6 +111,62 @@ def test_scan_draws_the_same_dropout_and_droppath_masks():
     assert np.abs(noisy - other).max() > 0.1
 
 
+@pytest.mark.parametrize("options", [{}, dict(scan=True), dict(remat="full"), dict(scan=True, remat="full")])
+def test_layer_scale_multiplies_what_the_branches_add(options):
+    """A model without it whose last kernels are multiplied has the same logits."""
+    sizes = dict(width=32, depth=2, mlp_dim=64, num_heads=2, patch_size=8, image_size=16, num_classes=5, head_std=0.5)
+    model, image = vit_jax.create_model(**sizes, layer_scale=0.25), jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+    params = layout.flatten(model.init(jax.random.key(0), image)["params"])
+    gammas = {name for name in params if "LayerScale" in name}
+    assert gammas == {f"Transformer/encoderblock_{i}/LayerScale_{part}/gamma" for i in (0, 1) for part in (1, 3)}
+    assert all((params[name] == np.full(32, 0.25)).all() for name in gammas)
+    for number, name in enumerate(sorted(gammas)):
+        params[name] = jax.random.normal(jax.random.key(number), (32,))
+    folded = {name: value for name, value in params.items() if name not in gammas}
+    last = {"LayerScale_1": "MultiHeadDotProductAttention_1/out", "LayerScale_3": "MlpBlock_3/Dense_1"}
+    for name in gammas:
+        block, scale, _ = name.rsplit("/", 2)
+        for leaf in ("kernel", "bias"):
+            folded[f"{block}/{last[scale]}/{leaf}"] *= params[name]
+    truth = vit_jax.create_model(**sizes).apply({"params": layout.unflatten(folded)}, image)
+    params = layout.relayout(layout.unflatten(params), "scan" in options, jnp.stack)
+    logits = model.clone(**options).apply({"params": params}, image)
+    np.testing.assert_allclose(logits, truth, atol=1e-5)
+    assert np.abs(truth).max() > 0.1
+
+
+def test_rates_of_stochastic_depth_grow_linearly_or_are_all_the_same():
+    sizes = dict(depth=3, mlp_dim=8, num_heads=1, droppath=0.2)
+    for shape, wanted in (("linear", [0.0, 0.1, 0.2]), ("constant", [0.2, 0.2, 0.2])):
+        noise = encoder.Encoder(**sizes, droppath_shape=shape).noise(jax.random.key(0))
+        np.testing.assert_allclose(noise["droppath"], wanted, rtol=1e-6)
+
+
+def test_stochastic_depth_of_one_constant_block_drops_each_branch_at_its_rate():
+    """Without its attention a block adds an MLP, or nothing, or twice the MLP's part at a rate of one half."""
+    sizes = dict(width=16, depth=1, mlp_dim=32, num_heads=2, patch_size=8, image_size=8, num_classes=0, fc_norm=False)
+    model = vit_jax.create_model(**sizes, pool="gap", droppath=0.5, droppath_shape="constant")
+    image = jnp.tile(jax.random.normal(jax.random.key(1), (1, 8, 8, 3)), (400, 1, 1, 1))
+    params = model.init(jax.random.key(0), image)["params"]
+    attention = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
+    attention["out"] = jax.tree.map(jnp.zeros_like, attention["out"])
+    found = model.apply({"params": params}, image, train=True, rngs={"dropout": jax.random.key(3)})
+    assert len(np.unique(np.round(found, 4), axis=0)) == 2
+    kept = np.abs(found - found[0]).max(axis=1) < 1e-4
+    assert 0.4 < kept.mean() < 0.6  # 4 standard deviations of 400 coins
+    linear = model.clone(droppath_shape="linear").apply(
+        {"params": params}, image, train=True, rngs={"dropout": jax.random.key(3)}
+    )
+    np.testing.assert_allclose(linear, model.apply({"params": params}, image), atol=1e-6)
+
+
+def test_the_head_starts_at_zero_or_as_wide_as_it_is_told():
+    for std in (0.0, 0.02):
+        model = vit_jax.create_model("Ti/16", image_size=16, head_std=std)
+        head = model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]["head"]["kernel"]
+        np.testing.assert_allclose(head.std(), std, rtol=0.02)
+
+
 @pytest.mark.parametrize(("variant", "count"), COUNTS.items())
 def test_parameter_counts_are_exact(variant, count):
     params = adapt.abstract_params(vit_jax.create_model(variant))
@@ -190,6 +246,7 @@ def test_an_image_of_another_length_is_an_error(tmp_path):
         (dict(variant="R26+B/16"), "unknown stem"),
         (dict(variant="B/16", pool="mean"), "pool 'mean' is unknown"),
         (dict(variant="B/16", posemb="rope"), "posemb 'rope' is unknown"),
+        (dict(variant="B/16", droppath_shape="square"), "droppath_shape 'square' is unknown: use one of linear"),
         (dict(variant="B/16", num_heads=7), "not divisible by num_heads 7"),
         (dict(variant="B/16", image_size=8), "smaller than one patch"),
         (dict(variant="B/16", heads=3), "unknown model field 'heads'"),

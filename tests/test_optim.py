@@ -154,6 +154,48 @@ def test_adafactor_is_its_formula_without_factors():
         np.testing.assert_allclose(found["w"], w, atol=1e-6)
 
 
+def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
+    """The second half is apex's FusedLAMB and timm's Lamb, with which these numbers agree to 3e-7."""
+    rng = np.random.default_rng(0)
+    params = {"a": {"kernel": rng.normal(size=(5, 4)), "bias": rng.normal(size=4)}, "z": {"kernel": np.zeros((3, 2))}}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    grads = jax.tree.map(lambda x: jnp.asarray(3 * rng.normal(size=(6, *x.shape)), jnp.float32), params)
+    config = settings(name="lamb", eps=1e-6, wd=0.1, schedule="constant", warmup_steps=0)
+    is_kernel = {"a": {"kernel": True, "bias": False}, "z": {"kernel": True}}
+    labels = jax.tree.map(lambda kernel: "lamb" if kernel else "adam", is_kernel)
+    peers = dict(lamb=optax.lamb(0.01, weight_decay=0.1), adam=optax.adam(0.01, eps=1e-6))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.partition(peers, labels))
+    truth, state = params, tx.init(params)
+    for step, found in enumerate(trajectory(config, params, grads)):
+        updates, state = tx.update(jax.tree.map(lambda g, step=step: g[step], grads), state, truth)
+        truth = optax.apply_updates(truth, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, truth)
+
+
+def test_lamb_moves_a_kernel_by_lr_times_its_norm():
+    """arXiv 1904.00962 algorithm 2: the first step of Adam is the sign of the gradient, and decay joins before the norm
+    is taken."""
+    kernel, grad = np.array([3.0, -4.0], np.float32), np.array([0.5, 0.25], np.float32)
+    config = settings(name="lamb", wd=0.1, schedule="constant", warmup_steps=0, lr_mults=(("a/.*", 2.0),))
+    (found,) = trajectory(config, {"a": {"kernel": kernel}}, {"a": {"kernel": grad[None]}})
+    direction = np.sign(grad) + 0.1 * kernel
+    wanted = kernel - 2.0 * 0.01 * 5.0 * direction / np.linalg.norm(direction)
+    np.testing.assert_allclose(found["a"]["kernel"], wanted, rtol=1e-6)
+
+
+def test_lamb_is_the_same_for_stacked_layers():
+    rng = np.random.default_rng(0)
+    blocks = {f"encoderblock_{i}": {"kernel": rng.normal(size=(4, 3)) * 10.0**i} for i in range(3)}
+    params = jax.tree.map(jnp.float32, {"Transformer": blocks})
+    grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(4, *x.shape)), jnp.float32), params)
+    config = settings(name="lamb", wd=0.1, warmup_steps=0)
+    stacked_grads = layout.stack_blocks(grads, lambda leaves: jnp.stack(leaves, axis=1))
+    looped = trajectory(config, params, grads)
+    for one, other in zip(looped, trajectory(config, layout.stack_blocks(params), stacked_grads), strict=True):
+        other = layout.unstack_blocks(other)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
+
+
 def state_shapes(config, params) -> set[tuple[int, ...]]:
     tx, _ = optim.make_optimizer(config, params, 10)
     return {leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(tx.init, params))}

@@ -131,6 +131,8 @@ FROM_TIMM = {
     "wide": (B16, dict(img_size=(24, 48), patch_size=(8, 12))),
     "border": (B16, dict(img_size=(35, 45))),
     "deit": ("deit_tiny_patch16_224", {}),
+    "deit3": ("deit3_small_patch16_224", {}),
+    "layer-scale": (B16, dict(init_values=1e-3)),
     "distilled": ("deit_tiny_distilled_patch16_224", {}),
     "distilled-wide": ("deit_tiny_distilled_patch16_224", dict(img_size=(16, 40))),
     "headless": (B16, dict(num_classes=0)),
@@ -169,6 +171,7 @@ BY_NAME_SHORT = [  # one block each, to save time
     "vit_base_patch32_siglip_256",
     "vit_base_patch16_reg4_gap_256",
     "flexivit_small",
+    "deit3_small_patch16_224",
 ]
 
 
@@ -207,8 +210,6 @@ def test_timm_labels(timm, torch, tmp_path):
 
 
 UNKNOWN_TO_US = {
-    "layer-scale": ("deit3_small_patch16_224", {}, "init_values"),
-    "layer-scale-in-args": (B16, dict(init_values=1e-3), "init_values"),
     "qk-norm": (B16, dict(qk_norm=True), "qk_norm"),
     "clip": ("vit_base_patch16_clip_224", {}, "pre_norm"),
     "quick-gelu": (B16, dict(act_layer="quick_gelu"), "quick_gelu"),
@@ -463,6 +464,8 @@ TO_TIMM = TO_BOTH | {
     "headless": dict(num_classes=0, pool="map", gelu="erf"),
     "distilled-sincos2d": dict(distilled=True, posemb="sincos2d"),
     "unpooled": dict(pool="unpooled"),
+    "layer-scale": dict(layer_scale=0.1, gelu="erf"),
+    "distilled-layer-scale": dict(layer_scale=0.1, distilled=True),
 }
 TO_HF = TO_BOTH | {
     "eps": dict(ln_eps=1e-4),

@@ -12,6 +12,8 @@ import time
 import numpy as np
 import pytest
 from conftest import TINY, metric_lines
+from test_listings import make_folder, make_tar, wds, write_manifest
+from test_sources import prepare_cifar10
 from test_train import final_params, same_bits
 
 from launch import local
@@ -121,38 +123,59 @@ import json, sys
 import jax, numpy as np
 from vit_jax import config as configs, sharding, train
 sharding.start_processes()
-config = configs.load(sys.argv[1], sys.argv[3:])
-mesh = sharding.make_mesh(config.mesh)
-source, facts = train.open_training_data(config)
-from vit_jax.data import pipeline, to_device
-size = config.data.batch_size
-rows = sharding.local_rows(mesh, size)
-host = pipeline.train_pipeline(config, source, rows, 1000)
-found = []
-for start in (0, 17, 500):
-    for batch, _ in zip(host.batches(start), range(3)):
-        placed = to_device.global_batch(batch, mesh, rows, size)
-        sums = jax.jit(lambda x: x.astype("int32").sum((1, 2, 3)), out_shardings=sharding.replicated(mesh))
-        pixels = np.asarray(sums(placed["image"])).tolist()
-        found.append(dict(rows=rows.tolist(), ids=batch["id"].tolist(), pixels=pixels))
-open(f"{sys.argv[2]}.{jax.process_index()}", "w").write(json.dumps(found))
+found = {}
+for name, overrides in json.load(open(sys.argv[2])).items():
+    config = configs.load(sys.argv[1], overrides + sys.argv[4:])
+    mesh = sharding.make_mesh(config.mesh)
+    source, facts = train.open_training_data(config)
+    from vit_jax.data import pipeline, to_device
+    size = config.data.batch_size
+    rows = sharding.local_rows(mesh, size)
+    sums = jax.jit(lambda x: x.astype("int32").sum((1, 2, 3)), out_shardings=sharding.replicated(mesh))
+    found[name] = []
+    for start, stop in ((0, 50), (17, 50), (10**6, 10**6 + 2)):
+        host = pipeline.train_pipeline(config, source, rows, stop)
+        for batch in host.batches(start):
+            placed = to_device.global_batch(batch, mesh, rows, size)
+            values = {name: batch[name].tolist() for name in ("id", "seed", "label")}
+            found[name].append(dict(rows=rows.tolist(), **values, pixels=np.asarray(sums(placed["image"])).tolist()))
+open(f"{sys.argv[3]}.{jax.process_index()}", "w").write(json.dumps(found))
 """
 
 
-def global_ids(found: list[list[dict]], batch: int, size: int) -> np.ndarray:
-    """The ids of one global batch, put together from all processes; rows that several feed must agree."""
-    ids = np.full(size, -1)
-    for process in found:
-        for row, example in zip(process[batch]["rows"], process[batch]["ids"], strict=True):
-            assert ids[row] in (-1, example)
-            ids[row] = example
-    assert (ids >= 0).all()
-    return ids
+def make_sources(root: pathlib.Path) -> dict[str, list[str]]:
+    """Small data sets of every kind, as overrides of a config."""
+    for form in ("tfrecord", "array_record"):
+        prepare_cifar10(root / form, form)
+    make_folder(root / "folder", {"owl": 30, "jay": 25})
+    for shard in range(3):
+        make_tar(root / f"tars/birds-train-{shard:03}.tar", wds(range(20 * shard, 20 * shard + 20)))
+    manifest = write_manifest(root / "csv", [(f"{i:02}.png", ("owl", "jay")[i % 2]) for i in range(50)])
+    mixture = (f"folder:{root}/folder", 2.0), (f"csv:{manifest}", 1.0)
+    names = dict(tars=f"tars:{root}/tars", csv=f"csv:{manifest}", folder=f"folder:{root}/folder", mixture="mixture")
+    found = {kind: [f"--config.data.name={name}"] for kind, name in names.items()}
+    found["mixture"].append(f"--config.data.mixture={mixture}")
+    for form in ("tfrecord", "array_record"):
+        found[form] = ["--config.data.name=cifar10", f"--config.data.data_dir={root}/{form}"]
+    return {kind: [*overrides, "--config.data.batch_size=16"] for kind, overrides in found.items()}
+
+
+def global_batch(parts: list[dict], size: int) -> list:
+    """One global batch, put together from all processes; rows that several feed must agree."""
+    rows = [None] * size
+    for part in parts:
+        for row, *example in zip(part["rows"], part["id"], part["seed"], part["label"], strict=True):
+            assert rows[row] in (None, example)
+            rows[row] = example
+    assert all(rows)
+    assert all(part["pixels"] == parts[0]["pixels"] for part in parts)
+    return [rows, parts[0]["pixels"]]
 
 
 def test_one_two_and_four_processes_read_the_same_global_batches(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     (tmp_path / "ids.py").write_text(IDS)
+    (tmp_path / "sources.json").write_text(json.dumps(make_sources(tmp_path)))
     layouts = {
         "1": (1, 4, []),
         "2": (2, 2, []),
@@ -161,23 +184,20 @@ def test_one_two_and_four_processes_read_the_same_global_batches(tmp_path):
     }
     batches = {}
     for name, (count, devices, arguments) in layouts.items():
-        command = [
-            sys.executable,
-            str(tmp_path / "ids.py"),
-            str(tmp_path / "tiny.py"),
-            str(tmp_path / "out"),
-            *arguments,
-        ]
+        files = [str(tmp_path / file) for file in ("ids.py", "tiny.py", "sources.json", "out")]
         launcher = [sys.executable, "-m", "launch.local", f"--num_processes={count}", f"--devices={devices}", "--"]
-        done = subprocess.run(
-            launcher + command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-        )
+        command = [*launcher, sys.executable, *files, *arguments]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         found = [json.loads((tmp_path / f"out.{i}").read_text()) for i in range(count)]
-        pixels = [[batch["pixels"] for batch in process] for process in found]
-        assert all(process == pixels[0] for process in pixels)
-        batches[name] = [global_ids(found, i, 64).tolist() for i in range(9)], pixels[0]
-    assert len({json.dumps(value) for value in batches.values()}) == 1
+        batches[name] = {
+            kind: [global_batch([process[kind][i] for process in found], 16) for i in range(85)] for kind in found[0]
+        }
+    assert len(batches["1"]) == 6
+    for name, by_kind in batches.items():
+        for kind, found in by_kind.items():
+            assert found == batches["1"][kind], (name, kind)
+            assert found[17:50] == found[50:83]  # stopped at step 17 and resumed
 
 
 def test_two_processes_train_stop_on_sigterm_and_continue(tmp_path):

@@ -1,155 +1,240 @@
-"""RandAugment: single operations equal golden outputs of big_vision's code, and its choices have the right chances."""
+"""RandAugment on the device: operations equal golden outputs of big_vision's code, and chance has the right chances."""
 
 import collections
-import json
-import pathlib
+import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-import tensorflow as tf
+from conftest import golden
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image, ImageOps
 
-from vit_jax.data import randaug
+from vit_jax import randaug
 
-with np.load(pathlib.Path(__file__).parent / "golden" / "randaug_ops.npz", allow_pickle=False) as file:
-    GOLDEN = dict(file)
-CONFIG = json.loads(str(GOLDEN["config"]))
+GOLDEN, CONFIG = golden("randaug_ops")
 WHOLE = "distort_image_with_randaugment"
-GEOMETRIC = {"Rotate": "rotate", "ShearX": "shear_x", "ShearY": "shear_y"}
-GEOMETRIC |= {"TranslateX": "translate_x", "TranslateY": "translate_y"}
-FUNCTIONS = GEOMETRIC | {"AutoContrast": "autocontrast", "SolarizeAdd": "solarize_add"}  # the others: in small letters
-SEED = tf.constant([3, 4])
+SNAKE = {"AutoContrast": "autocontrast", "SolarizeAdd": "solarize_add"}  # the others: in small letters
+GEOMETRIC = {  # (value, height, width) -> matrix
+    "rotate": randaug.rotation,
+    "shear_x": lambda v, h, w: (1, v, 0, 0, 1, 0),
+    "shear_y": lambda v, h, w: (1, 0, 0, v, 1, 0),
+    "translate_x": lambda v, h, w: (1, 0, v, 0, 1, 0),
+    "translate_y": lambda v, h, w: (1, 0, 0, 0, 1, v),
+}
+SNAKE |= dict(zip(randaug.MATRICES, GEOMETRIC, strict=True))
+WAYS = [randaug.one_by_one, randaug.all_at_once]
+SIGNED = [(name, False) for name in randaug.OPS] + [(name, True) for name in randaug.MATRICES]  # (name, negative)
 
 
-def function(name: str):
-    return getattr(randaug, FUNCTIONS.get(name, name.lower()))
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
 
 
-def assert_same(out, expected, geometric: bool, what: str):
-    out, expected = np.asarray(out), np.asarray(expected)
+def keys(count: int, seed: int = 0):
+    return jax.random.split(jax.random.key(seed), count)
+
+
+def apply(name: str, image, args, centre=None):
+    """One operation by the name that it has in the golden file: uint8 [H, W, 3]."""
+    if name in GEOMETRIC:
+        matrix = GEOMETRIC[name](args[0], *image.shape[:2])
+        return randaug.unpack(randaug.project(randaug.pack(image[None]), matrix))[0]
+    args = [args[0], jnp.array([centre])] if name == "cutout" else args[:1]  # the rest of args: the value that fills
+    return getattr(randaug, name)(jnp.asarray(image[None]), *args)[0]
+
+
+@functools.cache
+def jitted(way, magnitude: float):
+    return jax.jit(functools.partial(way, m=magnitude))
+
+
+def every_operation(way, image, magnitude: float, centre=(13, 13)) -> dict:
+    """(name, negative) -> the image after that operation alone."""
+    op = jnp.array([randaug.OPS.index(name) for name, _ in SIGNED])
+    negative = jnp.array([negative for _, negative in SIGNED])
+    images = jnp.asarray(np.broadcast_to(image, (len(SIGNED), *image.shape)))
+    outs = jitted(way, magnitude)(images, op, negative, jnp.broadcast_to(jnp.array(centre), (len(SIGNED), 2)))
+    return dict(zip(SIGNED, np.asarray(outs), strict=True))
+
+
+def assert_same(out, expected, what: str, geometric: bool = False):
+    out = np.asarray(out)
     assert (out.dtype, out.shape) == (expected.dtype, expected.shape), what
     differing = (out != expected).any(-1).mean()
     assert differing < 0.005 if geometric else differing == 0, f"{what}: {differing:.2%} of the pixels differ"
-
-
-def noise(height: int, width: int) -> tf.Tensor:
-    return tf.constant(np.random.default_rng(0).integers(0, 256, (height, width, 3)), tf.uint8)
-
-
-def over_seeds(f, count: int) -> np.ndarray:
-    """Stacks f(seed) over `count` seeds, made as the input pipeline makes them."""
-    data = tf.data.Dataset.range(count).map(lambda i: f(tf.random.fold_in(SEED, i)), num_parallel_calls=2)
-    return next(data.batch(count).as_numpy_iterator())
-
-
-def assert_uniform(values, cells: int):
-    """Chi-square test of ints in [0, cells); the seeds are fixed, so that it passes always or never."""
-    assert scipy.stats.chisquare(np.bincount(values, minlength=cells)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("op", sorted({case["op"] for case in CONFIG["cases"]} - {WHOLE}))
 def test_single_operations_equal_golden(op):
     cases = [case for case in CONFIG["cases"] if case["op"] == op]
     for case in cases:
-        args = [case["args"][0], case["center_yx"]] if op == "cutout" else case["args"][:1]  # the rest: the fill value
-        out = getattr(randaug, op)(tf.constant(GOLDEN[f"img/{case['image']}"]), *args)
-        assert_same(out, GOLDEN[case["key"]], op in GEOMETRIC.values(), case["key"])
+        out = apply(op, GOLDEN[f"img/{case['image']}"], case["args"], case.get("center_yx"))
+        assert_same(out, GOLDEN[case["key"]], case["key"], op in GEOMETRIC)
     assert len(cases) >= 2
 
 
 @pytest.mark.parametrize("magnitude", [10, 15])
-def test_table_equals_golden_randaugment_in_a_graph(magnitude, monkeypatch):
-    monkeypatch.setattr(randaug, "random_sign", lambda seed: tf.constant(1.0))
-    monkeypatch.setattr(randaug, "random_centre", lambda image, seed: [13, 13])
-    data = tf.data.Dataset.from_tensors(GOLDEN["img/photo0"])
-    outs = next(iter(data.map(lambda image: {k: op(image, float(magnitude), SEED) for k, op in randaug.OPS.items()})))
+@pytest.mark.parametrize("way", WAYS)
+def test_table_equals_golden_randaugment(way, magnitude):
+    outs = every_operation(way, GOLDEN["img/photo0"], magnitude)
     cases = [case for case in CONFIG["cases"] if case["op"] == WHOLE and case["magnitude"] == magnitude]
-    assert [case["forced_op"] for case in cases] == list(randaug.OPS)
+    assert {case["forced_op"] for case in cases} == set(randaug.OPS) and len(cases) == len(randaug.OPS)
     for case in cases:
         name = case["forced_op"]
-        assert_same(outs[name], GOLDEN[case["key"]], name in GEOMETRIC, case["key"])
+        assert_same(outs[name, False], GOLDEN[case["key"]], case["key"], name in randaug.MATRICES)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_arguments_by_magnitude_equal_golden(sign, monkeypatch):
-    monkeypatch.setattr(randaug, "random_sign", lambda seed: tf.constant(float(sign)))
-    image = tf.constant(GOLDEN["img/photo1"])
-    entries = [entry for entry in CONFIG["level_to_arg"] if entry["sign"] == sign]
+def test_optimised_code_rounds_products_before_sums():
+    """The other tests run without the compiler's optimisation, so that nothing makes a fused multiply-add there."""
+    base, value = (x.astype(np.uint8)[None, :, :, None] for x in np.indices((256, 256)))
+    factors = [randaug.enhance(m) for m in range(0, 31, 3)]
+    run = jax.jit(
+        lambda base, value: [randaug.blend(base, value, factor) for factor in factors],
+        compiler_options={"xla_backend_optimization_level": 3},
+    )
+    away = value.astype(np.float32) - base
+    for factor, out in zip(factors, run(base, value), strict=True):
+        expected = np.clip(base + np.float32(factor) * away, 0, 255).astype(np.uint8)
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_arguments_by_magnitude_equal_golden(negative):
+    image = GOLDEN["img/photo1"]
+    entries = [entry for entry in CONFIG["level_to_arg"] if (entry["sign"] < 0) == negative]
     for entry in entries:
-        name, args = entry["op"], entry["args"]
-        if name == "Cutout":
-            args = [*args, randaug.random_centre(image, SEED)]
-        out = randaug.OPS[name](image, entry["magnitude"], SEED)
-        assert_same(out, function(name)(image, *args), name in GEOMETRIC, str(entry))
+        name = entry["op"]
+        outs = every_operation(randaug.one_by_one, image, entry["magnitude"])
+        expected = np.asarray(apply(SNAKE.get(name, name.lower()), image, entry["args"], (13, 13)))
+        out = outs[name, negative and name in randaug.MATRICES]
+        assert_same(out, expected, str(entry), name in randaug.MATRICES)
     assert len(entries) == 2 * len(randaug.OPS)
 
 
-def test_operations_and_signs_are_uniform(monkeypatch):
-    image, count = noise(36, 40), 4096
-    names = {}  # output -> (operation, sign); what is none of these is a Cutout
-    for sign in (-1.0, 1.0):
-        with monkeypatch.context() as patch:
-            patch.setattr(randaug, "random_sign", lambda seed, sign=sign: tf.constant(sign))
-            for name, op in randaug.OPS.items():
-                if name != "Cutout":
-                    names[op(image, 3.0, SEED).numpy().tobytes()] = (name, sign if name in GEOMETRIC else 0)
-    assert len(names) == 15 + len(GEOMETRIC)
-    outs = over_seeds(lambda seed: randaug.randaugment(image, 1, 3.0, seed), count)
-    seen = collections.Counter(names.get(out.tobytes(), ("Cutout", 0)) for out in outs)
-    cells = [(name, sign) for name in randaug.OPS for sign in ((-1.0, 1.0) if name in GEOMETRIC else (0,))]
-    expected = [count / 16 / (2 if sign else 1) for _, sign in cells]
-    assert scipy.stats.chisquare([seen[cell] for cell in cells], expected).pvalue > 1e-3
+@pytest.mark.parametrize(("magnitude", "shape"), [(0.0, (37, 53)), (30.0, (53, 37)), (0.0, (2, 5)), (30.0, (1, 1))])
+def test_both_ways_are_equal_at_odd_sizes_and_extreme_magnitudes(magnitude, shape):
+    image = noise(*shape)
+    one, all_ = (every_operation(way, image, magnitude, (shape[0] // 2, 0)) for way in WAYS)
+    for name in SIGNED:
+        assert_same(one[name], all_[name], f"{name}")
+        assert one[name].shape == image.shape
+    if magnitude == 0:
+        assert all((one[name] == image).all() for name in SIGNED if name[0] in [*randaug.MATRICES, "Cutout"])
 
 
-def test_layers_choose_independently(monkeypatch):
-    digits = {name: lambda image, m, seed, k=k: image * 16 + k for k, name in enumerate(randaug.OPS)}
-    monkeypatch.setattr(randaug, "OPS", digits)
-    image = tf.zeros([1, 1, 3], tf.uint8)
-    outs = over_seeds(lambda seed: randaug.randaugment(image, 2, 10.0, seed), 4096)
-    assert_uniform(outs[:, 0, 0, 0], 256)  # pairs of operations
+def test_both_ways_are_equal_for_many_images():
+    images, draws = jnp.asarray(noise(48, 9, 12)), randaug.choose(keys(48), 9, 12)
+    outs = [np.asarray(jitted(way, 5.0)(images, *draws)) for way in WAYS]
+    assert_same(outs[0], outs[1], "48 images")
 
 
-def test_centre_of_cutout_is_uniform():
-    centres = over_seeds(lambda seed: randaug.random_centre(tf.zeros([8, 12, 3]), seed), 4096)
-    assert_uniform(centres[:, 0] * 12 + centres[:, 1], 96)
+@pytest.mark.parametrize("way", WAYS)
+def test_constant_images(way):
+    for value in (0, 128, 255):
+        image = np.full((8, 6, 3), value, np.uint8)
+        outs = every_operation(way, image, 15.0, (3, 3))
+        for name in ("AutoContrast", "Equalize", "Color", "Sharpness"):
+            np.testing.assert_array_equal(outs[name, False], image)
+        np.testing.assert_array_equal(outs["Invert", False], 255 - image)
+        assert (outs["TranslateX", False] == randaug.GREY).all()  # the image moved out of sight
 
 
-def test_is_a_function_of_the_seed():
-    image = noise(36, 40)
-
-    def run():
-        return over_seeds(lambda seed: randaug.randaugment(image, 2, 3.0, seed), 64)
-
-    first = run()
-    np.testing.assert_array_equal(first, run())
-    eager = [randaug.randaugment(image, 2, 3.0, tf.random.fold_in(SEED, tf.constant(i, tf.int64))) for i in range(8)]
-    np.testing.assert_array_equal(first[:8], np.stack(eager))
-    assert len({out.tobytes() for out in first}) > 48
+def test_rotation_by_a_right_angle():
+    image = noise(7, 7)
+    outs = every_operation(randaug.one_by_one, image, 30.0)
+    np.testing.assert_array_equal(outs["Rotate", False], np.rot90(image))
+    np.testing.assert_array_equal(outs["Rotate", True], np.rot90(image, -1))
 
 
-@pytest.mark.parametrize("shape", [[12, 10, 3], [None, None, 3]])
-def test_keeps_shape_and_dtype(shape):
-    data = tf.data.Dataset.from_tensors(noise(12, 10)).repeat(40).enumerate()
-    data = data.map(lambda i, x: (i, tf.ensure_shape(x[: i + 12, : i + 10], shape)))
-    data = data.map(lambda i, x: randaug.randaugment(x, 2, 15.0, tf.random.fold_in(SEED, i)))
-    assert data.element_spec == tf.TensorSpec(shape, tf.uint8)
-    assert all(out.shape == (12, 10, 3) and out.dtype == np.uint8 for out in data.as_numpy_iterator())
+def test_histograms_and_lookups_of_tpu_and_other_devices_are_equal():
+    value = noise(2, 700).swapaxes(1, 2)
+    table = np.random.default_rng(1).integers(0, 256, (2, 3, 256))
+    counts = [[np.bincount(channel, minlength=256) for channel in image] for image in value]
+    for histogram in (randaug.histogram_by_matmul, randaug.histogram_by_scatter):
+        np.testing.assert_array_equal(histogram(jnp.asarray(value)), counts)
+    for lookup in (randaug.lookup_by_matmul, randaug.lookup_by_gather):
+        out = lookup(jnp.asarray(value), jnp.asarray(table))
+        np.testing.assert_array_equal(out, np.take_along_axis(table, value.astype(int), -1))
 
 
-@pytest.mark.parametrize("magnitude", [0.0, 30.0])
-def test_extreme_magnitudes(magnitude):
-    for image in (noise(1, 1), noise(2, 5)):
-        for name, op in randaug.OPS.items():
-            out = op(image, magnitude, SEED)
-            assert (out.shape, out.dtype) == (image.shape, tf.uint8), name
+def test_equalize_and_autocontrast_equal_pillow():
+    images = [noise(40, 40), noise(40, 40) // 3 + 50, noise(9, 5), np.sort(noise(30, 30) ** 2 // 255, axis=0)]
+    for image in images:
+        expected = np.asarray(ImageOps.equalize(Image.fromarray(image)))
+        np.testing.assert_array_equal(apply("equalize", image, []), expected)
+        near = np.asarray(ImageOps.autocontrast(Image.fromarray(image))).astype(int)
+        assert np.abs(np.asarray(apply("autocontrast", image, [])).astype(int) - near).max() <= 1
 
 
-def test_no_layers_change_nothing():
-    image = noise(5, 6)
-    np.testing.assert_array_equal(randaug.randaugment(image, 0, 10.0, SEED), image)
+def test_products_are_added_with_one_rounding():
+    rng = np.random.default_rng(0)
+    total, pixel = rng.uniform(0, 256, 50_000).astype(np.float32), rng.integers(0, 256, 50_000).astype(np.float32)
+    total = np.float32(np.round(total * 2.0**16) / 2**16)  # on a grid, as sums of multiples of the weights are
+    for weight in (np.float32(1) / np.float32(13), np.float32(5) / np.float32(13)):
+        expected = (total.astype(np.float64) + np.float64(weight) * pixel).astype(np.float32)
+        np.testing.assert_array_equal(
+            jax.jit(lambda t, p, w=weight: randaug.add_product(t, w, p))(total, pixel), expected
+        )
 
 
 @pytest.mark.parametrize(("bits", "kept"), [(0, 1), (1, 1), (3, 3), (8, 8), (9, 1), (12, 1)])
 def test_posterize_keeps_upper_bits(bits, kept):
-    image = noise(5, 6)
-    np.testing.assert_array_equal(randaug.posterize(image, bits), image.numpy() // 2 ** (8 - kept) * 2 ** (8 - kept))
+    image = noise(1, 5, 6)
+    step = 2 ** (8 - kept)
+    np.testing.assert_array_equal(randaug.posterize(jnp.asarray(image), bits), image // step * step)
+
+
+def test_choices_are_uniform_and_independent():
+    op, negative, centre = (np.asarray(x) for x in randaug.choose(keys(20_000), 6, 10))
+    assert centre.dtype == np.int32 and centre.min() == 0 and tuple(centre.max(0)) == (5, 9)
+    table = np.zeros((16, 2, 6, 10))
+    np.add.at(table, (op, negative.astype(int), centre[:, 0], centre[:, 1]), 1)
+    for axes in ((1, 2, 3), (0, 1), (2, 3)):  # operations, centres, operations with signs
+        assert scipy.stats.chisquare(table.sum(axes).ravel()).pvalue > 1e-3
+
+
+def test_layers_choose_independently(monkeypatch):
+    def number(image, op, negative, centre, m):
+        return (image * 16 + op[:, None, None, None]).astype(jnp.uint8)
+
+    monkeypatch.setattr(randaug, "operate", number)
+    outs = randaug.randaugment(keys(8192), jnp.zeros([8192, 1, 1, 3], jnp.uint8), 2, 10.0)
+    pairs = np.bincount(np.asarray(outs)[:, 0, 0, 0], minlength=256)
+    assert scipy.stats.chisquare(pairs).pvalue > 1e-3
+
+
+def test_operations_and_signs_are_uniform():
+    image, count = noise(36, 40), 1536
+    names = {out.tobytes(): name for name, out in every_operation(randaug.one_by_one, image, 3.0).items()}
+    del names[next(out for out, name in names.items() if name[0] == "Cutout")]
+    assert len(names) == len(SIGNED) - 1  # what is none of these is a Cutout
+    run = jax.jit(lambda key, image: randaug.randaugment(key, image, 1, 3.0))
+    outs = np.asarray(run(keys(count), np.broadcast_to(image, (count, *image.shape))))
+    seen = collections.Counter(names.get(out.tobytes(), ("Cutout", False)) for out in outs)
+    expected = [count / (32 if name in randaug.MATRICES else 16) for name, _ in SIGNED]
+    assert scipy.stats.chisquare([seen[cell] for cell in SIGNED], expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_depends_on_key_and_pixels_only(way, monkeypatch):
+    monkeypatch.setattr(randaug, "operate", way)
+    run = jax.jit(lambda key, image: randaug.randaugment(key, image, 1, 2.0))
+    key, image = keys(16), jnp.asarray(noise(16, 20, 24))
+    whole = np.asarray(run(key, image))
+    assert (whole != image).any((1, 2, 3)).all() and len({out.tobytes() for out in whole}) >= 14
+    np.testing.assert_array_equal(run(key[:4], image[:4]), whole[:4])
+    np.testing.assert_array_equal(run(key[::-1], image[::-1]), whole[::-1])
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    sharded = jax.device_put((key, image), sharding)
+    np.testing.assert_array_equal(run(*sharded), whole)
+    if way == randaug.all_at_once:
+        text = run.lower(*sharded).compile().as_text()
+        assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+
+
+def test_no_layers_change_nothing():
+    image = jnp.asarray(noise(2, 5, 6))
+    np.testing.assert_array_equal(randaug.randaugment(keys(2), image, 0, 10.0), image)

@@ -10,6 +10,7 @@ from test_models import COUNTS
 from vit_jax import adapt, train
 from vit_jax import config as configs
 from vit_jax.data import catalog
+from vit_jax.errors import UserError
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
@@ -51,6 +52,47 @@ TABLE_4 = [
     ("oxford_iiit_pet", 500, (0.001, 0.003, 0.01, 0.03)),
     ("oxford_flowers102", 500, (0.001, 0.003, 0.01, 0.03)),
     ("vtab", 2_500, (0.01,)),
+]
+
+
+# arXiv 2106.10270 by the files of its authors, big_vision/configs/vit_i1k.py and vit_i21k.py: level -> mixup, operations
+# of RandAugment, magnitude.
+LEVELS = {
+    "none": (0.0, 0, None),
+    "light1": (0.0, 2, 0.0),
+    "light2": (0.2, 2, 10.0),
+    "medium1": (0.2, 2, 15.0),
+    "medium2": (0.5, 2, 15.0),
+    "strong1": (0.5, 2, 20.0),
+    "strong2": (0.8, 2, 20.0),
+}
+# The same files: data set, variant, level.
+AUGREG = [
+    ("imagenet2012", "Ti/16", "light1"),
+    ("imagenet2012", "S/32", "medium1"),
+    ("imagenet2012", "S/16", "medium2"),
+    ("imagenet2012", "B/32", "medium2"),
+    ("imagenet2012", "B/16", "medium2"),
+    ("imagenet2012", "L/16", "medium2"),
+    ("imagenet21k", "Ti/16", "none"),
+    ("imagenet21k", "S/32", "none"),
+    ("imagenet21k", "S/16", "light1"),
+    ("imagenet21k", "B/32", "light2"),
+    ("imagenet21k", "B/16", "light2"),
+    ("imagenet21k", "L/16", "medium2"),
+]
+
+# arXiv 2204.07118 by the commands in README_revenge.md of facebookresearch/deit: data set, variant, epochs, image size,
+# learning rate, weight decay, stochastic depth; and millions of parameters at 224 with 1,000 classes, from its tables.
+DEIT3 = [
+    ("imagenet2012", "S/16", 800, 224, 4e-3, 0.05, 0.05, 22.0),
+    ("imagenet2012", "B/16", 800, 192, 3e-3, 0.05, 0.2, 86.6),
+    ("imagenet2012", "L/16", 800, 192, 3e-3, 0.05, 0.45, 304.4),
+    ("imagenet2012", "H/14", 800, 160, 3e-3, 0.05, 0.6, 632.1),
+    ("imagenet21k", "S/16", 240, 224, 1e-3, 0.02, 0.05, 22.0),
+    ("imagenet21k", "B/16", 240, 224, 1e-3, 0.02, 0.1, 86.6),
+    ("imagenet21k", "L/16", 240, 224, 1e-3, 0.02, 0.3, 304.4),
+    ("imagenet21k", "H/14", 90, 128, 1e-3, 0.02, 0.5, 632.1),
 ]
 
 
@@ -137,10 +179,104 @@ def test_plain_vit_is_arxiv_2205_01580():
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22_050_664 - 198 * 384 + 384 * 384 + 384
 
 
+@pytest.mark.parametrize("row", AUGREG, ids=lambda row: f"{row[1]},{row[0]}")
+def test_augreg_is_arxiv_2106_10270(row):
+    dataset, variant, level = row
+    config = load(f"augreg.py:{variant},{dataset}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.mixup, data.randaug_layers) == LEVELS[level][:2]
+    assert data.to_dict().get("randaug_magnitude") == LEVELS[level][2]
+    assert (config.total_epochs, data.batch_size, config.image_size) == (300, 4096, 224)
+    assert (data.crop, data.area_min, data.flip, config.loss) == ("inception", 0.05, True, "sigmoid_xent")
+    assert (optim.name, optim.lr, optim.momentum_dtype, optim.grad_clip_norm) == ("adam", 1e-3, "bfloat16", 1.0)
+    assert (optim.schedule, optim.warmup_steps, optim.wd, optim.wd_times_lr) == ("cosine", 10_000, 1e-4, False)
+    assert (model.variant, model.posemb, model.dropout, model.droppath) == (variant, "learn", 0.0, 0.0)
+    splits = {name: entry.data.split for name, entry in config.evals.items()}
+    if dataset == "imagenet2012":
+        assert (data.split, splits) == ("train[:99%]", dict(minival="train[99%:]", val="validation"))
+        assert (model.pool, model.pre_logits, model.head_bias) == ("tok", True, -6.9)
+        assert catalog.declared(config).num_examples == 1_268_355
+    else:
+        assert (data.split, splits) == ("train[51200:]", dict(test="train[:25600]", val="train[25600:51200]"))
+        assert (model.pool, model.pre_logits, model.head_bias) == ("gap", False, -10.0)
+        assert catalog.declared(config).num_examples == 14_197_122 - 51_200
+    assert {(entry.data.crop, entry.data.fraction) for entry in config.evals.values()} == {("central", 0.875)}
+    built_model, params = built(config)
+    assert built_model.num_classes == DATA[dataset][0]
+    if variant in COUNTS:
+        d, classes = built_model.width, built_model.num_classes
+        own = d * d + d if dataset == "imagenet2012" else -2 * d  # pre_logits; without the class token and its row
+        count = COUNTS[variant] + own + (d + 1) * (classes - 1000)
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_augreg_takes_any_level_and_the_regularisation_of_the_paper(level):
+    for argument, rate in ((f"R26+S/32,imagenet21k,{level}", 0.0), (f"Ti/16,imagenet2012,{level},reg", 0.1)):
+        config = load(f"augreg.py:{argument}")
+        assert (config.mixup, config.data.randaug_layers) == LEVELS[level][:2]
+        assert config.data.to_dict().get("randaug_magnitude") == LEVELS[level][2]
+        assert (config.model.dropout, config.model.droppath, config.model.droppath_shape) == (rate, rate, "linear")
+    assert (
+        load("augreg.py:B/16,imagenet2012,reg").mixup == 0.5 and load("augreg.py:B/16,imagenet2012,reg").model.dropout
+    )
+
+
+@pytest.mark.parametrize("row", DEIT3, ids=lambda row: f"{row[1]},{row[0]}")
+def test_deit3_is_arxiv_2204_07118(row):
+    dataset, variant, epochs, image_size, lr, wd, droppath, millions = row
+    config = load(f"deit3.py:{variant},{dataset}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.total_epochs, config.image_size, optim.lr, optim.wd) == (epochs, image_size, lr, wd)
+    # --opt fusedlamb, whose max_grad_norm is 1.0, with the --opt-eps of main.py; --sched cosine --warmup-epochs 5.
+    assert (optim.name, optim.b1, optim.b2, optim.eps, optim.grad_clip_norm) == ("lamb", 0.9, 0.999, 1e-8, 1.0)
+    assert optim.schedule == "cosine"
+    examples = catalog.declared(config).num_examples
+    assert abs(optim.warmup_steps - 5 * examples / data.batch_size) <= 0.5
+    # models_v2.py: deit_*_patch*_LS, with one --drop-path for all blocks.
+    assert (model.droppath, model.droppath_shape, model.layer_scale) == (droppath, "constant", 1e-4)
+    assert (model.gelu, model.ln_eps, model.pool, model.head_std) == ("erf", 1e-6, "tok", 0.02)
+    assert not model.pre_logits and not model.dropout
+    # augment.py, --ThreeAugment --color-jitter 0.3 --reprob 0.0 --cutmix 1.0 --eval-crop-ratio 1.0.
+    assert (data.three_augment, data.color_jitter, data.method, data.flip) == (True, 0.3, "bicubic", True)
+    assert (data.erase, data.randaug_layers, config.cutmix) == (0.0, 0, 1.0)
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (config.evals.val.data.crop, config.evals.val.data.fraction) == ("central", 1.0)
+    if dataset == "imagenet2012":  # --mixup .8 --smoothing 0.0 --bce-loss --repeated-aug, and 2048 images a batch
+        assert (config.mixup, config.label_smoothing, config.loss) == (0.8, 0.0, "multilabel_xent")
+        assert (data.crop, data.area_min, data.repeats, data.batch_size) == ("inception", 0.08, 3, 2016)
+        assert examples == 1_281_167
+    else:  # --mixup 0 --smoothing 0.1 --no-repeated-aug --src
+        assert (config.mixup, config.label_smoothing, config.loss) == (0.0, 0.1, "softmax_xent")
+        assert (data.crop, data.repeats, data.batch_size) == ("simple", 1, 2048)
+        assert examples == 14_197_122 - 51_200
+    built_model, params = built(config)
+    assert params["Transformer"]["encoderblock_0"]["LayerScale_1"]["gamma"].shape == (built_model.width,)
+    counted = adapt.abstract_params(built_model.clone(num_classes=1000, image_size=(224, 224)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(counted)) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("augreg.py:H/14,imagenet2012", "gives no augmentation for H/14: write VARIANT,DATASET"),
+        ("augreg.py:B/16,imagenet2012,strong3", "gives no augmentation for B/16"),
+        ("augreg.py:B/16,cifar10", "has no recipe for cifar10: choose imagenet2012 or imagenet21k"),
+        ("deit3.py:Ti/16,imagenet2012", "has no recipe for Ti/16,imagenet2012: it has S/16,imagenet2012"),
+    ],
+)
+def test_recipes_name_what_they_have(recipe, message):
+    with pytest.raises(UserError, match=message):
+        load(recipe)
+
+
 def all_recipes() -> list[str]:
     """Every config file; those with an argument for every data set that they name."""
     sets = [name for name in catalog.CATALOG if name != "digits"]
     found = ["demo.py", "demo_finetune.py", "plain_vit_s16.py"]
+    found += [
+        f"{file}.py:S/16,{dataset}" for file in ("augreg", "deit3") for dataset in ("imagenet2012", "imagenet21k")
+    ]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
     found += [f"finetune.py:B/16,{name}" for name in sets if name not in ("jft300m", "imagenet21k")]
     return found

@@ -87,7 +87,7 @@ def no_network(monkeypatch):
 
 def everything(source) -> tuple[np.ndarray, list[int]]:
     """All images and labels of a source, index by index."""
-    found = [source.parse(tf.constant(source.read(i)), i) for i in range(source.num_examples)]
+    found = [source.parse(tf.constant(source.read([i])[0]), i) for i in range(source.num_examples)]
     return np.stack([images.decode(encoded) for encoded, _ in found]), [int(label) for _, label in found]
 
 
@@ -136,9 +136,9 @@ def test_tfds_records_are_those_of_tfds(cifar10, split):
 
 def test_tfds_is_read_in_any_order_and_by_numpy_integers(cifar10):
     source = sources.open_source("cifar10", "train", str(cifar10[1]))
-    forward = [source.read(i) for i in range(TRAIN)]
+    forward = [source.read([i])[0] for i in range(TRAIN)]
     order = np.random.default_rng(1).permutation(TRAIN)
-    assert [source.read(i) for i in order] == [forward[i] for i in order]
+    assert [source.read([i])[0] for i in order] == [forward[i] for i in order]
 
 
 def test_tfds_records_are_the_same_inside_of_the_pipeline(cifar10):
@@ -163,7 +163,7 @@ def test_tfds_data_without_code_is_opened_by_its_files(tmp_path, no_network):
     source = sources.open_source("herbarium", "train[2:9]", str(tmp_path))
     assert (source.num_examples, source.num_classes, list(source.class_names)) == (7, 3, ["oak", "elm", "ash"])
     for i in range(7):
-        encoded, label = source.parse(tf.constant(source.read(i)), i)
+        encoded, label = source.parse(tf.constant(source.read([i])[0]), i)
         np.testing.assert_array_equal(images.decode(encoded), np.repeat(pictures[i + 2], 3, axis=2))
         assert int(label) == (i + 2) % 3
 
@@ -423,7 +423,7 @@ def test_every_kind_of_image_file_decodes_as_by_pillow(tmp_path):
     decode = tf.function(images.decode, input_signature=[tf.TensorSpec([], tf.string)])
     for i in range(source.num_examples):
         name = source.describe(i).rpartition("/")[2]
-        encoded, _ = source.parse(tf.constant(source.read(i)), i)
+        encoded, _ = source.parse(tf.constant(source.read([i])[0]), i)
         with Image.open(io.BytesIO(encoded.numpy())) as file:
             wanted = np.asarray(file.convert("RGB")).astype(int)
         found = decode(encoded)

@@ -12,16 +12,24 @@ from conftest import below, golden
 from test_optim import settings
 
 import vit_jax
-from vit_jax import layout, optim, sharding, step
+from vit_jax import augment, layout, optim, preprocess, sharding, step
+from vit_jax import config as configs
 
 SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")
 
 
-def build(model, tx, schedule, **options):
+def preprocessing(num_classes=10, mixup=0.0):
+    """Normalisation and mixing as in a run, without augmentation."""
+    config = configs.defaults()
+    config.mixup, config.data.flip = mixup, False
+    return preprocess.make_preprocess(config, augment.normalize, num_classes)
+
+
+def build(model, tx, schedule, mixup=0.0, **options):
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    settings = dict(loss="softmax_xent", num_classes=model.num_classes, seed=0) | options
+    settings = dict(loss="softmax_xent", preprocess=preprocessing(model.num_classes, mixup), seed=0) | options
     return step.make_train_step(apply_fn, tx, schedule, **settings)
 
 
@@ -29,7 +37,7 @@ def example_batch(size=16, seed=0):
     rng = np.random.default_rng(seed)
     image = rng.integers(0, 256, (size, 16, 16, 3)).astype(np.uint8)
     label = rng.integers(0, 10, size).astype(np.int32)
-    return dict(image=image, label=label, mask=np.ones(size, np.float32))
+    return dict(image=image, label=label, mask=np.ones(size, np.float32), seed=np.zeros((size, 2), np.int32))
 
 
 def setup(model_options=None, optim_options=None, **options):
@@ -70,7 +78,9 @@ def test_trajectory_equals_vision_transformer(accum_steps):
         image = (arrays["images"][number] + 1.0) * 127.5
         label = arrays["labels_onehot"][number].argmax(-1)
         np.testing.assert_array_equal(arrays["labels_onehot"][number], np.eye(5)[label])
-        state, metrics = train_step(state, dict(image=image, label=label, mask=np.ones(len(image), np.float32)))
+        seed = np.zeros((len(image), 2), np.int32)
+        batch = dict(image=image, label=label, mask=np.ones(len(image), np.float32), seed=seed)
+        state, metrics = train_step(state, batch)
         np.testing.assert_allclose(metrics["train/loss"], arrays["losses"][number], atol=1e-5)
     flat = layout.flatten(state.params)
     for key, value in below(arrays, "params_final").items():
@@ -97,7 +107,7 @@ def test_every_microbatch_and_step_draws_its_own_masks():
 
     tx = optax.sgd(0.1)
     train_step = step.make_train_step(
-        apply_fn, tx, lambda n: 0.1, loss="softmax_xent", num_classes=10, seed=3, accum_steps=4
+        apply_fn, tx, lambda n: 0.1, loss="softmax_xent", preprocess=preprocessing(), seed=3, accum_steps=4
     )
     state = step.create_state({"w": jnp.ones(10)}, tx, 0.0)
     jitted = jax.jit(train_step)

@@ -1,4 +1,6 @@
-"""What happens to images on the device: normalisation and mixing."""
+"""What happens to images on the device: normalisation, mirroring, erasing and mixing."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,65 @@ def normalize(image, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)):
     return image.astype(jnp.float32) / jnp.asarray(255 * std, jnp.float32) - jnp.asarray(mean / std, jnp.float32)
 
 
+def flips(key):
+    """Which images are mirrored, one half of them: keys [batch] -> bool [batch]."""
+    return jax.vmap(jax.random.bernoulli)(key)
+
+
+def flip(key, image):
+    """Mirrors each image with probability one half: keys [batch], image [batch, H, W, C]."""
+    return jnp.where(flips(key)[:, None, None, None], image[:, :, ::-1], image)
+
+
+def inside(box, height: int, width: int):
+    """bool [H, W], where a pixel lies in the box (top, bottom, left, right)."""
+    top, bottom, left, right = box
+    row, column = jnp.arange(height)[:, None], jnp.arange(width)
+    return (row >= top) & (row < bottom) & (column >= left) & (column < right)
+
+
+def erased_box(key, probability: float, height: int, width: int):
+    """The box (top, bottom, left, right) to erase, empty with probability 1 - `probability`, as timm draws it.
+
+    Its share of the area is uniform in [0.02, 1/3] and the logarithm of its aspect ratio in [log 0.3, -log 0.3]; of 10
+    such boxes, the first counts that is less high and less wide than the image.
+    """
+    box_key, place_key, happens_key = jax.random.split(key, 3)
+    area, aspect = jax.random.uniform(box_key, [2, 10])
+    area = (0.02 + (1 / 3 - 0.02) * area) * (height * width)
+    aspect = jnp.exp(math.log(0.3) * (1 - 2 * aspect))
+    heights, widths = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
+    fits = (heights < height) & (widths < width)
+    first = fits.argmax()
+    happens = jax.random.bernoulli(happens_key, probability) & fits[first]
+    size = jnp.where(happens, jnp.stack([heights[first], widths[first]]), 0).astype(jnp.int32)
+    top, left = jax.random.randint(place_key, [2], 0, jnp.array([height, width]) - size + 1)
+    return top, top + size[0], left, left + size[1]
+
+
+def erase(key, image, probability: float):
+    """Random erasing (arXiv 1708.04896) as DeiT uses timm's: one rectangle becomes standard normal noise per pixel.
+
+    Args:
+      key: PRNG keys [batch]; what happens to an image depends on its own key only.
+      image: [batch, H, W, C] float, normalised.
+      probability: the share of images that lose a rectangle.
+    """
+
+    def one(key, image):
+        box_key, noise_key = jax.random.split(key)
+        box = erased_box(box_key, probability, *image.shape[:2])
+        noise = jax.random.normal(noise_key, image.shape, image.dtype)
+        return jnp.where(inside(box, *image.shape[:2])[:, :, None], noise, image)
+
+    return jax.vmap(one)(key, image)
+
+
+def smooth(label, share: float):
+    """Takes `share` of each label [batch, classes] and gives it to all classes alike (arXiv 1512.00567 section 7)."""
+    return label * (1.0 - share) + share / label.shape[-1] if share else label
+
+
 def mix(x, lam):
     """Convex combination of every row with the one before it: x [batch, ...]."""
     return lam * x + (1.0 - lam) * jnp.roll(x, 1, axis=0)
@@ -18,6 +79,8 @@ def mix(x, lam):
 
 def mixup(key, alpha: float, image, label, mask):
     """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch, partner is the row before.
+
+    timm doesn't ask for lambda >= 1/2. As pairs are made without regard to their order, the mixtures are as likely.
 
     Args:
       key: PRNG key of the step.
@@ -32,3 +95,41 @@ def mixup(key, alpha: float, image, label, mask):
     lam = jax.random.beta(key, alpha, alpha)
     lam = jnp.maximum(lam, 1.0 - lam)
     return mix(image, lam), mix(label, lam), mask * jnp.roll(mask, 1)
+
+
+def cut_box(key, lam, height: int, width: int):
+    """The box (top, bottom, left, right) that CutMix replaces: share 1 - lam of each image, cut at its border.
+
+    As in timm the sides are whole even numbers, and the centre is a pixel drawn uniformly.
+    """
+    size = jnp.array([height, width])
+    half = (size * jnp.sqrt(1.0 - lam)).astype(jnp.int32) // 2
+    centre = jax.random.randint(key, [2], 0, size)
+    (top, left), (bottom, right) = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, size)
+    return top, bottom, left, right
+
+
+def cutmix(key, alpha: float, image, label, mask):
+    """CutMix (arXiv 1905.04899) as in timm: one box per batch, filled from the partner, which is the row before.
+
+    Labels are mixed by the area that the box really has. Arguments and results as for `mixup`.
+    """
+    lam_key, box_key = jax.random.split(key)
+    height, width = image.shape[1:3]
+    cut = inside(cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width)
+    image = jnp.where(cut[:, :, None], jnp.roll(image, 1, axis=0), image)
+    return image, mix(label, 1.0 - cut.mean()), mask * jnp.roll(mask, 1)
+
+
+def mix_batch(key, image, label, mask, mixup_alpha: float, cutmix_alpha: float):
+    """mixup or CutMix, by a coin per batch where both parameters are above 0, as in DeiT; nothing where both are 0.
+
+    Arguments and results as for `mixup`.
+    """
+    if not cutmix_alpha:
+        return mixup(key, mixup_alpha, image, label, mask) if mixup_alpha else (image, label, mask)
+    if not mixup_alpha:
+        return cutmix(key, cutmix_alpha, image, label, mask)
+    coin_key, key = jax.random.split(key)
+    ways = [lambda *batch: mixup(key, mixup_alpha, *batch), lambda *batch: cutmix(key, cutmix_alpha, *batch)]
+    return jax.lax.cond(jax.random.bernoulli(coin_key), *ways, image, label, mask)

@@ -25,8 +25,10 @@ def defaults() -> ml_collections.ConfigDict:
     config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
     config.init_allow = ""  # parameters that they may lack or have left over, a regular expression; "": none
     config.accum_steps = 1  # microbatches per update
-    config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent
+    config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent | multilabel_xent: is any of a class in the mix
     config.mixup = 0.0  # parameter of mixup's Beta distribution; 0: off
+    config.cutmix = 0.0  # likewise of cutmix; with both, each batch takes one of them
+    config.label_smoothing = 0.0  # share of every label that goes to all classes alike
     config.log_every = 50  # steps between lines of metrics
 
     config.model = dict(
@@ -44,6 +46,7 @@ def defaults() -> ml_collections.ConfigDict:
         posemb_at="stem",  # stem: once | every: each layer has its own | shared: each layer adds the same
         pre_logits=False,  # a tanh layer before the head, as wide as the model
         head_bias=0.0,  # initial bias of the head
+        head_std=0.0,  # standard deviation of the initial head; 0: zeros
         fc_norm=False,  # the final LayerNorm follows the pooling
         gelu="tanh",  # tanh: the approximation of the published code | erf: exact, as timm and Hugging Face
         ln_eps=1e-6,  # epsilon of LayerNorm
@@ -51,28 +54,40 @@ def defaults() -> ml_collections.ConfigDict:
         std=(0.5, 0.5, 0.5),  # likewise
         dropout=0.0,  # after the position embedding, attention, and in the MLP
         droppath=0.0,  # stochastic depth of the last block
+        droppath_shape="linear",  # linear: from 0 in the first block | constant: the same in all
+        layer_scale=0.0,  # initial factor of every channel of the residual branches, which is learned; 0: none
         scan=False,  # one compiled block for all layers: compiles sooner
         remat="none",  # none | dots | full: what is computed again to save memory
         dtype="float32",  # of activations and matrix products: float32 | bfloat16
         softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
     )
     config.data = dict(
-        name="digits",  # digits | folder:PATH | a TFDS name
+        name="digits",  # digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name
         data_dir="",  # where TFDS data lies; "": TFDS's own default
         split="train",  # a split, or a slice of one such as train[:99%]
+        mixture=(),  # of mixture: (NAME@SPLIT, weight) pairs
+        subset="",  # a random part with the classes in proportion, as 10% or 5000; "": all
+        subset_seed=0,  # which part
         num_examples=0,  # of the split; 0: ask the data
         batch_size=1024,  # global, all devices together
-        crop="inception",  # inception: random area and aspect | random: a window of 7/8 the side | resize: whole image
+        repeats=1,  # how often a batch holds each of its examples, each time augmented anew
+        crop="inception",  # inception: random area and aspect | random: a window of 7/8 the side | simple: of the small
+        # side, mirrored at the border | resize: whole image
+        method="bilinear",  # of resizing: bilinear | bicubic, which is antialiased
         area_min=0.05,  # smallest share of the image that an inception crop covers
         flip=True,  # mirror half of the images
         randaug_layers=0,  # operations of RandAugment per image; 0: off
         randaug_magnitude=10.0,  # their strength, 0 to 30
+        three_augment=False,  # one of grey, solarized, blurred, and then colour jitter
+        color_jitter=0.3,  # brightness, contrast and saturation are changed by up to this share
+        erase=0.0,  # probability that a rectangle is filled with noise
         on_corrupt="error",  # an image that can't be decoded: error | skip (counted and named)
         threads=0,  # host threads that read and decode; 0: one per core
         prefetch=2,  # batches held ready on the device
+        eval_cache_gib=2.0,  # memory of each host for decoded evaluation images, which are then decoded once; 0: none
     )
     config.optim = dict(
-        name="adam",  # adam | sgd | adafactor
+        name="adam",  # adam | sgd | adafactor | lamb
         lr=1e-3,  # base learning rate
         lr_mults=(),  # (pattern, factor) pairs: the first pattern that matches a parameter's whole path scales its lr
         frozen="",  # a pattern; what it matches is never changed, decays not, and has no optimizer state; "": off
@@ -90,8 +105,9 @@ def defaults() -> ml_collections.ConfigDict:
         grad_clip_norm=0.0,  # largest global norm of the gradient; 0: off
         ema_decay=0.0,  # Polyak averaging; 0: off
         momentum_dtype="float32",  # of the first moment: float32 | bfloat16
-        b1=0.9,  # first moment of adam
-        b2=0.999,  # second moment of adam
+        b1=0.9,  # first moment of adam and lamb
+        b2=0.999,  # second moment of adam and lamb
+        eps=1e-8,  # added to the root of the second moment of adam and lamb
         momentum=0.9,  # of sgd and adafactor; 0: none, and no memory for it
         nesterov=False,  # Nesterov's momentum in sgd
         beta2_cap=0.999,  # largest decay of adafactor's second moment
@@ -136,8 +152,10 @@ def eval_defaults() -> dict:
 # Key -> the choice that it belongs to. A key that is given while another choice is made is an error.
 BRANCHES = {
     "model.posemb_at": ("model.posemb", ("learn", "learn2d")),
-    "optim.b1": ("optim.name", ("adam",)),
-    "optim.b2": ("optim.name", ("adam",)),
+    "optim.wd_times_lr": ("optim.name", ("adam", "sgd", "adafactor")),
+    "optim.b1": ("optim.name", ("adam", "lamb")),
+    "optim.b2": ("optim.name", ("adam", "lamb")),
+    "optim.eps": ("optim.name", ("adam", "lamb")),
     "optim.momentum": ("optim.name", ("sgd", "adafactor")),
     "optim.nesterov": ("optim.name", ("sgd",)),
     "optim.beta2_cap": ("optim.name", ("adafactor",)),
@@ -147,24 +165,28 @@ BRANCHES = {
     "optim.timescale": ("optim.schedule", ("rsqrt",)),
     "optim.shift": ("optim.schedule", ("rsqrt",)),
     "optim.stairs": ("optim.schedule", ("stair",)),
+    "data.mixture": ("data.name", ("mixture",)),
     "data.area_min": ("data.crop", ("inception",)),
+    "data.color_jitter": ("data.three_augment", (True,)),
     "data.randaug_magnitude": ("data.randaug_layers", (1, 2, 3, 4)),
     "evals.*.data.fraction": ("evals.*.data.crop", ("central",)),
 }
 
 CHOICES = {
-    "loss": ("softmax_xent", "sigmoid_xent"),
+    "loss": ("softmax_xent", "sigmoid_xent", "multilabel_xent"),
     "model.pool": ("tok", "gap", "map"),
     "model.posemb": ("learn", "learn2d", "relative", "sincos2d", "none"),
     "model.posemb_at": ("stem", "every", "shared"),
     "model.gelu": ("tanh", "erf"),
+    "model.droppath_shape": ("linear", "constant"),
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "model.softmax_dtype": ("float32", "bfloat16"),
-    "data.crop": ("inception", "random", "resize"),
+    "data.crop": ("inception", "random", "simple", "resize"),
+    "data.method": ("bilinear", "bicubic"),
     "data.randaug_layers": (0, 1, 2, 3, 4),
     "data.on_corrupt": ("error", "skip"),
-    "optim.name": ("adam", "sgd", "adafactor"),
+    "optim.name": ("adam", "sgd", "adafactor", "lamb"),
     "optim.schedule": ("cosine", "linear", "polynomial", "rsqrt", "stair", "constant"),
     "optim.momentum_dtype": ("float32", "bfloat16"),
     "evals.*.type": ("classification",),
@@ -172,19 +194,29 @@ CHOICES = {
 }
 
 # Key -> the two types in each of its pairs. The second is a number with a range below.
-PAIRS = {"optim.lr_mults": (str, float), "optim.wd_mults": (str, float), "optim.stairs": (int, float)}
+PAIRS = {
+    "data.mixture": (str, float),
+    "optim.lr_mults": (str, float),
+    "optim.wd_mults": (str, float),
+    "optim.stairs": (int, float),
+}
 
 # Key -> (smallest, largest) allowed value; numbers that are not listed: 0 to 2^31 - 1.
 RANGES = {
     "seed": (0, 2**31 - 1),
     "image_size": (0, 65_536),
     "accum_steps": (1, 2**31),
+    "label_smoothing": (0.0, 0.999),
     "log_every": (1, 2**31),
     "model.head_bias": (-1e6, 1e6),
     "model.dropout": (0.0, 0.999),
     "model.droppath": (0.0, 0.999),
     "data.batch_size": (1, 2**31),
+    "data.mixture": (1e-9, 1e9),
+    "data.repeats": (1, 64),
     "data.area_min": (1e-6, 1.0),
+    "data.color_jitter": (0.0, 1.0),
+    "data.erase": (0.0, 1.0),
     "data.randaug_magnitude": (0.0, 30.0),
     "data.prefetch": (1, 1000),
     "optim.lr": (1e-12, 1e6),
@@ -192,6 +224,7 @@ RANGES = {
     "optim.power": (1e-3, 1e3),
     "optim.timescale": (1, 2**31 - 1),
     "optim.ema_decay": (0.0, 1.0 - 1e-9),
+    "optim.eps": (1e-30, 1.0),
     "optim.b1": (0.0, 1.0 - 1e-9),
     "optim.b2": (0.0, 1.0 - 1e-9),
     "optim.momentum": (0.0, 1.0 - 1e-9),
@@ -247,10 +280,10 @@ def check_pairs(key: str, pairs: tuple, where: str) -> tuple:
     low, high = RANGES.get(key, (0, 2**31 - 1))
     for pair in pairs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and type(pair[0]) is first):
-            wanted = "a tuple of (pattern, factor)" if first is str else "a tuple of (step, factor)"
+            wanted = "a tuple of (text, number)" if first is str else "a tuple of (step, factor)"
             fail(key, f" expects {wanted} pairs, got {pairs!r}", f"{where}: correct it")
         if type(pair[1]) not in (int, second) or not low <= pair[1] <= high:
-            fail(key, f" has a factor {pair[1]!r}, not a number from {low} to {high},", f"{where}: correct it")
+            fail(key, f" has a number {pair[1]!r}, not one from {low} to {high},", f"{where}: correct it")
     return tuple((left, second(right)) for left, right in pairs)
 
 
@@ -391,6 +424,26 @@ def check_optim(optim: ml_collections.ConfigDict) -> None:
             )
 
 
+def check_data(data: ml_collections.ConfigDict) -> None:
+    """A mixture needs parts, a subset is a share or a number, and repeats divide the batch."""
+    if data.name == "mixture" and not data.mixture:
+        raise UserError("config key data.mixture is empty with data.name=mixture: give (NAME@SPLIT, weight) pairs")
+    if data.name == "mixture" and data.subset:
+        raise UserError(
+            "config key data.subset has no effect on a mixture: choose parts by slices, as NAME@train[:10%]"
+        )
+    total = sum(weight for _, weight in data.get("mixture", ()))
+    if small := [name for name, weight in data.get("mixture", ()) if weight < total / 10_000]:
+        raise UserError(f"config key data.mixture gives {small[0]} less than 1/10,000 of the weight: give it more")
+    if data.subset and not re.fullmatch(r"\d+(\.\d+)?%|\d+", data.subset):
+        raise UserError(f"config key data.subset={data.subset!r} is neither a share as 10% nor a number: correct it")
+    if data.batch_size % data.repeats:
+        raise UserError(
+            f"config key data.batch_size={data.batch_size} is not divisible by data.repeats={data.repeats}: change one "
+            "of them"
+        )
+
+
 def check_whole(config: ml_collections.ConfigDict) -> None:
     """Rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
@@ -403,6 +456,12 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             f"config key data.batch_size={config.data.batch_size} is not divisible by "
             f"accum_steps={config.accum_steps}: change one of them"
         )
+    if config.label_smoothing and config.loss == "multilabel_xent":
+        raise UserError(
+            f"config key label_smoothing={config.label_smoothing} gives every class a part of the label, which "
+            "loss=multilabel_xent counts in full: set it to 0"
+        )
+    check_data(config.data)
     check_optim(config.optim)
     best = config.checkpoint.keep_best
     if best and not any(re.fullmatch(f"eval/{re.escape(name)}/(top1|loss)", best) for name in config.evals):

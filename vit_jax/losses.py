@@ -23,4 +23,13 @@ def sigmoid_xent(logits, labels):
     return -jnp.sum(labels * jax.nn.log_sigmoid(logits) + (1.0 - labels) * jax.nn.log_sigmoid(-logits), axis=-1)
 
 
-LOSSES = {"softmax_xent": softmax_xent, "sigmoid_xent": sigmoid_xent}
+def multilabel_xent(logits, labels):
+    """Binary cross-entropy of "is any of this class in the image", mean over classes: [batch, classes] -> [batch].
+
+    Every class that has a part of the label counts in full. Source: engine.py of DeiT III (arXiv 2204.07118), after
+    arXiv 2110.00476.
+    """
+    return sigmoid_xent(logits, (labels > 0).astype(logits.dtype)) / labels.shape[-1]
+
+
+LOSSES = {"softmax_xent": softmax_xent, "sigmoid_xent": sigmoid_xent, "multilabel_xent": multilabel_xent}

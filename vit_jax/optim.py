@@ -105,7 +105,7 @@ def make_schedule(
 
 def adam(config):
     """Adam with decoupled weight decay (AdamW, arXiv 1711.05101) once `wd` is set."""
-    return optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.momentum_dtype)
+    return optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.momentum_dtype)
 
 
 def sgd(config):
@@ -136,7 +136,8 @@ def adafactor(config):
     )
 
 
-OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor}
+# lamb is adam with what `decay_and_mults` puts behind it.
+OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor, "lamb": adam}
 
 
 # --- settings by parameter --------------------------------------------------------------------------------------------
@@ -181,6 +182,41 @@ def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.Gradie
     return optax.stateless(update)
 
 
+def scale_by_trust_ratio(mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
+    """Scales each update to the norm of its parameter (LAMB, arXiv 1904.00962 algorithm 2), where either is not 0.
+
+    What does not decay by `mults` passes, as in apex's FusedLAMB and timm's Lamb: gains, biases and tokens then take
+    Adam's step. Layers that are stacked for scan have a ratio each.
+    """
+    ratio = optax.scale_by_trust_ratio()
+
+    def scale(update, param):
+        return ratio.update(update, optax.EmptyState(), param)[0]
+
+    def by_path(path, update, param):
+        if not value_of(path, mults, 0.0):
+            return update
+        is_stacked = "encoderblock" in path_name(path).split("/")
+        return (jax.vmap(scale) if is_stacked else scale)(update, param)
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(by_path, updates, params))
+
+
+def decay_and_mults(config) -> list[optax.GradientTransformation]:
+    """What follows the optimizer: weight decay, the trust ratio of lamb, and the factors of the learning rate.
+
+    All of it is multiplied by the learning rate. AdamW's decay is multiplied by that of the parameter, so it comes
+    before the multipliers; big_vision's by the shape of the schedule only, so it comes after, divided by lr. lamb's
+    belongs to the update whose norm counts.
+    """
+    mults = [scale_by_path(config.lr_mults)] if config.lr_mults else []
+    times_lr = config.name == "lamb" or config.wd_times_lr
+    decay = [decay_by_path(config.wd if times_lr else config.wd / config.lr, config.wd_mults)] if config.wd else []
+    if config.name == "lamb":
+        return [*decay, scale_by_trust_ratio(config.wd_mults), *mults]
+    return decay + mults if times_lr else mults + decay
+
+
 def freeze(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
     """`tx` for what does not match `pattern`. What matches is never changed, has no state, and counts in no norm."""
 
@@ -191,7 +227,7 @@ def freeze(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTran
 
 
 def make_optimizer(config, params, total_steps: int):
-    """Builds clip -> optimizer -> weight decay -> learning rate, for the parameters that are not frozen.
+    """Builds clip -> optimizer -> weight decay (-> trust ratio) -> learning rate, for what is not frozen.
 
     Args:
       config: the `optim` part of a config.
@@ -211,18 +247,14 @@ def make_optimizer(config, params, total_steps: int):
     schedule = make_schedule(
         config.schedule, config.lr, total_steps, config.warmup_steps, cooldown_steps=config.cooldown_steps, **extra
     )
+    uses_wd_mults = config.wd or config.name == "lamb"
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
-    check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults] if config.wd else [], params)
+    check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults] if uses_wd_mults else [], params)
     check_patterns("frozen", [config.frozen] if config.frozen else [], params)
-    # All of the chain is multiplied by the learning rate. AdamW's decay is multiplied by that of the parameter, so it
-    # comes before the multipliers; big_vision's by the shape of the schedule only, so it comes after, divided by lr.
-    mults = [scale_by_path(config.lr_mults)] if config.lr_mults else []
-    decay = [decay_by_path(config.wd if config.wd_times_lr else config.wd / config.lr, config.wd_mults)]
-    decay = decay if config.wd else []
     tx = optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         OPTIMIZERS[config.name](config),
-        *(decay + mults if config.wd_times_lr else mults + decay),
+        *decay_and_mults(config),
         optax.scale_by_learning_rate(schedule),
     )
     return freeze(tx, config.frozen) if config.frozen else tx, schedule

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import augment, losses
+from vit_jax import losses
 
 
 @jax.tree_util.register_dataclass
@@ -58,11 +58,9 @@ def make_train_step(
     schedule: Callable,
     *,
     loss: str,
-    num_classes: int,
+    preprocess: Callable,
     seed: int,
     accum_steps: int = 1,
-    mixup: float = 0.0,
-    normalize: Callable = augment.normalize,
     ema_decay: float = 0.0,
 ) -> Callable:
     """Builds train_step(state, batch) -> (state, metrics).
@@ -72,12 +70,12 @@ def make_train_step(
       tx: optimizer; clipping happens inside it, on the gradient of the whole batch.
       schedule: learning rate by step, for the metrics.
       loss: key of `losses.LOSSES`.
+      preprocess: (batch, key of the step) -> dict of `image` float32 [batch, H, W, 3], `label` float32
+        [batch, classes], `mask` float32 [batch] (0: does not count).
       accum_steps: microbatches; the update equals that of one batch.
-      mixup: parameter of the Beta distribution; 0 is off, as for `ema_decay`.
-      normalize: uint8 images to what the model expects.
+      ema_decay: of the averaged parameters; 0 is off.
 
-    The batch holds `image` uint8 [batch, H, W, 3], `label` int32 [batch], `mask` float32 [batch] (0: does not count).
-    Randomness is a function of (seed, step, microbatch) only.
+    Randomness is a function of (seed, step, microbatch) and of what the batch brings along only.
     """
     loss_fn = losses.LOSSES[loss]
 
@@ -100,17 +98,10 @@ def make_train_step(
         inputs = (split_microbatches(batch, accum_steps), jnp.arange(accum_steps))
         return jax.lax.scan(add, zeros, inputs)[0]
 
-    def prepare(batch, key):
-        image, label, mask = normalize(batch["image"]), batch["label"], batch["mask"]
-        label = jax.nn.one_hot(label, num_classes)
-        if mixup:
-            image, label, mask = augment.mixup(key, mixup, image, label, mask)
-        return dict(image=image, label=label, mask=mask)
-
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         mix_key, dropout_key = jax.random.split(key)
-        value, grads = loss_and_grads(state.params, prepare(batch, mix_key), dropout_key)
+        value, grads = loss_and_grads(state.params, preprocess(batch, mix_key), dropout_key)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
 

@@ -22,6 +22,7 @@ from vit_jax import (
     metrics,
     optim,
     perf,
+    preprocess,
     pretrained,
     sharding,
     step,
@@ -51,7 +52,7 @@ def open_training_data(config):
     """Opens the training split; returns (source, facts)."""
     from vit_jax.data import sources
 
-    source = sources.open_source(config.data.name, config.data.split, config.data.data_dir)
+    source = sources.open_training(config.data)
     return source, catalog.found(config, source)
 
 
@@ -62,7 +63,8 @@ def training_batches(config, mesh, source, start: int, total_steps: int):
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)
     host = pipeline.train_pipeline(config, source, rows, total_steps)
-    return to_device.to_device(host.batches(start), mesh, rows, size, config.data.prefetch), host
+    batches = host.batches(start)
+    return to_device.to_device(batches, mesh, rows, size, config.data.prefetch, host.stages), host
 
 
 def plan_steps(config, num_examples: int) -> int:
@@ -111,11 +113,9 @@ def make_train_step(config, model, tx, schedule) -> Callable:
         tx,
         schedule,
         loss=config.loss,
-        num_classes=model.num_classes,
+        preprocess=preprocess.make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
         accum_steps=config.accum_steps,
-        mixup=config.mixup,
-        normalize=model.normalize,
         ema_decay=config.optim.ema_decay,
     )
 
@@ -186,21 +186,23 @@ def open_evals(
     config, mesh, class_names: tuple[str, ...], num_classes: int
 ) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
     """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start."""
-    from vit_jax.data import pipeline, sources, to_device
+    from vit_jax.data import eval_cache, pipeline, source, sources, to_device
 
-    def batches(host, rows, size):
-        return to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
+    def batches(decoded, rows, size):
+        return to_device.to_device(decoded(), mesh, rows, size, config.data.prefetch)
 
-    opened = {}
+    opened, cache = {}, eval_cache.EvalCache(config.data.eval_cache_gib)
     for name, entry in config.evals.items():
         data = entry.data
-        source = sources.open_source(data.name or config.data.name, data.split, data.data_dir or config.data.data_dir)
-        source = sources.with_classes(source, class_names, num_classes, f"evals.{name}")
+        opened_split = sources.open_source(
+            data.name or config.data.name, data.split, data.data_dir or config.data.data_dir
+        )
+        examples = source.with_classes(opened_split, class_names, num_classes, f"evals.{name}")
         size = data.batch_size or config.data.batch_size
         rows = sharding.local_rows(mesh, size)
         common = (config.image_size, config.data.on_corrupt, config.data.threads)
-        host = pipeline.eval_pipeline(data, source, rows, size, *common)
-        opened[name] = EVALUATORS[entry.type], functools.partial(batches, host, rows, size)
+        host = pipeline.eval_pipeline(data, examples, rows, size, *common)
+        opened[name] = EVALUATORS[entry.type], functools.partial(batches, cache.batches(host), rows, size)
     return opened
 
 
@@ -256,6 +258,8 @@ class Run:
                 if due(number, config.log_every, total):
                     scalars |= fetch(number, step_metrics) | self.timer.report() | {"data/skipped": len(host.bad)}
                     bar.report(number, scalars)
+                    if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
+                        log.warning(waiting)
                 saving = stop or due(number, config.checkpoint.every, total)
                 scalars |= self.evaluate(number, state, saving and not stop)
                 if scalars:  # written before the save: a kill between them loses no line
@@ -320,7 +324,7 @@ def train(config, folder: epath.Path) -> None:
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
     evals = open_evals(config, mesh, facts.class_names, facts.num_classes)
-    workdir.check(folder, config)
+    workdir.check(folder, config, source.fingerprint)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
@@ -331,7 +335,7 @@ def train(config, folder: epath.Path) -> None:
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     with jax.set_mesh(mesh), checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
         first, state = start_state(config, model, tx, mesh, checkpointer)
-        workdir.claim(folder, config)
+        workdir.claim(folder, config, source.fingerprint)
         batches, host = training_batches(config, mesh, source, first, total_steps)
         with metrics.MetricWriter(folder, first) as writer:
             run = Run(config, folder, total_steps, train_step, eval_step, evals, checkpointer, writer, timer, meta)

@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, one_line, storage_problem
 # A run may be continued with other values of these, and of nothing else.
 CONTINUABLE = re.compile(
     r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|model\.(remat|scan)"
-    r"|data\.(data_dir|on_corrupt|threads|prefetch)"
+    r"|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
 )
 
 
@@ -66,8 +66,8 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def check(workdir: epath.Path, config) -> None:
-    """Refuses a workdir that holds another run.
+def check(workdir: epath.Path, config, fingerprint: str) -> None:
+    """Refuses a workdir that holds another run, or whose training data have changed since it began.
 
     Raises:
       UserError: it names the keys that differ.
@@ -76,8 +76,8 @@ def check(workdir: epath.Path, config) -> None:
     if not path.exists():
         return
     try:
-        saved = json.loads(path.read_text())["config"]
-        different = differences(config, saved)
+        saved = json.loads(path.read_text())
+        different, began = differences(config, saved["config"]), saved.get("data_fingerprint", fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
     if different:
@@ -85,12 +85,18 @@ def check(workdir: epath.Path, config) -> None:
             f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
             "choose another --workdir, or undo these differences"
         )
+    if began != fingerprint:
+        raise UserError(
+            f"{config.data.name} is not what it was when the run in --workdir={workdir} began (fingerprint {began}, "
+            f"now {fingerprint}): files were added, removed or renamed; restore them, or choose another --workdir"
+        )
 
 
-def claim(workdir: epath.Path, config) -> None:
-    """Writes config.json: the resolved config, versions, commit and command."""
+def claim(workdir: epath.Path, config, fingerprint: str) -> None:
+    """Writes config.json: the resolved config, what the training data are, versions, commit and command."""
     versions = dict(vit_jax=vit_jax.__version__, jax=jax.__version__, python=platform.python_version())
-    record = dict(config=configs.to_json(config), versions=versions, commit=commit(), command=sys.argv)
+    record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
+    record |= dict(versions=versions, commit=commit(), command=sys.argv)
     if jax.process_index() == 0:
         fresh = workdir / "config.json.tmp"
         fresh.write_text(json.dumps(record, indent=2) + "\n")

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data import folder, splits
+from vit_jax.data import folder, manifest, splits, tars
+from vit_jax.data.listing import Listing
 from vit_jax.errors import UserError
 
 
@@ -41,29 +42,69 @@ class Facts:
     class_names: tuple[str, ...] = ()
 
 
+def listing(name: str) -> Listing | None:
+    """The listing of a data set of image files, or None for one that TFDS prepares.
+
+    Raises:
+      UserError: the files are not there, or not as they must be.
+    """
+    kind, _, where = name.partition(":")
+    loaders = {"folder": folder.load, "tars": tars.load, "csv": manifest.load}
+    if name == "digits":
+        from vit_jax.data import digits  # scikit-learn takes a second to import
+
+        return digits.load()
+    return loaders[kind](where) if kind in loaders else None
+
+
+def mixture_parts(data) -> list[tuple[str, str, float]]:
+    """(name, split, weight) of `data.mixture`, whose entries are NAME@SPLIT, or NAME for `data.split`."""
+    parts = []
+    for text, weight in data.mixture:
+        name, _, split = text.rpartition("@")
+        is_split = name and "/" not in split
+        parts.append((name, split, weight) if is_split else (text, data.split, weight))
+    return parts
+
+
+def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
+    """(examples, classes, class names) without opening a prepared data set; 0 where it is not known."""
+    if name in CATALOG:
+        parts = {split: np.arange(count) for split, count in CATALOG[name].examples.items()}
+        return len(splits.select(split, parts, name)), CATALOG[name].num_classes, ()
+    if (found := listing(name)) is None:
+        return 0, 0, ()
+    return len(splits.select(split, found.splits, name)), found.num_classes, tuple(found.class_names)
+
+
 def declared(config) -> Facts:
-    """Facts without reading a record: from the config, else from the catalog, else from the listing of a folder.
+    """Facts without reading a record: from the config, else from the catalog, else from a listing.
 
     Raises:
       UserError: none of them knows.
     """
-    if config.data.name.startswith("folder:"):
-        root = config.data.name.removeprefix("folder:")
-        names, _, _, parts = folder.load(root)
-        examples = len(splits.select(config.data.split, parts, root))
-        return Facts(examples, config.model.num_classes or len(names), tuple(names))
-    known = CATALOG.get(config.data.name)
-    examples = config.data.num_examples
-    if known and not examples:
-        parts = {name: np.arange(count) for name, count in known.examples.items()}
-        examples = len(splits.select(config.data.split, parts, config.data.name))
-    classes = config.model.num_classes or (known.num_classes if known else 0)
+    data = config.data
+    if data.name == "mixture":
+        sizes = [size_of(name, split) for name, split, _ in mixture_parts(data)]
+        examples = sum(size for size, *_ in sizes) if all(size for size, *_ in sizes) else 0
+        classes, names = max(size[1] for size in sizes), ()
+    else:
+        examples, classes, names = size_of(data.name, data.split)
+        examples = splits.amount(data.subset, examples, data.name) if data.subset and examples else examples
+    examples, classes = data.num_examples or examples, config.model.num_classes or classes
     if not examples or not classes:
         raise UserError(
-            f"the number of examples and classes of {config.data.name} {config.data.split} is not known without the "
-            "data: set data.num_examples and model.num_classes"
+            f"the number of examples and classes of {data_name(data)} is not known without the data: set "
+            "data.num_examples and model.num_classes"
         )
-    return Facts(examples, classes)
+    return Facts(examples, classes, names)
+
+
+def data_name(data) -> str:
+    """What `config.data` trains on, for messages."""
+    if data.name == "mixture":
+        return " + ".join(f"{weight:g} {name}" for name, weight in data.mixture)
+    return f"{data.name} {data.split}" + (f", {data.subset} of it" if data.subset else "")
 
 
 def found(config, source) -> Facts:
@@ -72,11 +113,7 @@ def found(config, source) -> Facts:
     Raises:
       UserError: they disagree.
     """
-    name, examples, classes = (
-        f"{config.data.name} {config.data.split}",
-        config.data.num_examples,
-        config.model.num_classes,
-    )
+    name, examples, classes = data_name(config.data), config.data.num_examples, config.model.num_classes
     if examples not in (0, source.num_examples):
         raise UserError(
             f"config key data.num_examples={examples}, but {name} has {source.num_examples}: correct it, or set it to 0"

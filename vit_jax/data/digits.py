@@ -7,7 +7,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-NAMES = [str(digit) for digit in range(10)]
+from vit_jax.data.listing import Listing
+
+NAMES = tuple(str(digit) for digit in range(10))
 
 
 def png(image: np.ndarray) -> bytes:
@@ -16,11 +18,20 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def load() -> tuple[list[bytes], np.ndarray, dict[str, np.ndarray]]:
-    """Returns PNG files, labels [1797] int32, and example numbers by split: 1,077 / 360 / 360, stratified, seed 0."""
+def load(_: str = "") -> Listing:
+    """All digits as PNG files, in splits of 1,077 / 360 / 360, stratified, seed 0."""
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     labels = data.target.astype(np.int32)
     rest, test = train_test_split(np.arange(len(labels)), test_size=360, random_state=0, stratify=labels)
     train, val = train_test_split(rest, test_size=360, random_state=0, stratify=labels[rest])
-    return [png(image) for image in images], labels, {"train": train, "val": val, "test": test}
+    files = [png(image) for image in images]
+    return Listing(
+        class_names=NAMES,
+        num_classes=len(NAMES),
+        labels=labels,
+        splits={"train": train, "val": val, "test": test},
+        read=files.__getitem__,
+        describe=lambda i: f"digits number {i}",
+        fingerprint="digits",
+    )

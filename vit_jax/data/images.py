@@ -7,7 +7,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from vit_jax.data import ops, randaug
+from vit_jax.data import ops
+
+SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.07118 section 3.3)
 
 
 def piece(encoded, position: int, count: int):
@@ -37,40 +39,78 @@ def decode(encoded):
     return tf.ensure_shape(image, [None, None, 3])
 
 
-def decode_inception_crop(encoded, size: int, seed, area):
-    """Decodes only the part of a JPEG that the crop needs; all of one that may be cut off, so that it always fails."""
+def is_whole_jpeg(encoded):
+    """Whether a file begins and ends as a JPEG: only then a partial decode notices all that a full one does."""
+    return (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
+
+
+def shape_of(encoded):
+    """(height, width, channels) of an encoded image, int32 [3]; of a JPEG without decoding it."""
+    return tf.cond(is_whole_jpeg(encoded), lambda: tf.io.extract_jpeg_shape(encoded), lambda: tf.shape(decode(encoded)))
+
+
+def inception_window(shape, seed, area_min: float):
+    """(y, x, height, width) of a random box in an image of `shape`, int32 [4]."""
+    begin, extent = ops.inception_box(shape, seed, (area_min, 1.0))
+    return tf.stack([begin[0], begin[1], extent[0], extent[1]])
+
+
+def decode_box(encoded, seed, area_min: float):
+    """A random box of an image, uint8 [h, w, 3]; of a JPEG only the box is decoded."""
 
     def partial():
-        begin, extent = ops.inception_box(tf.io.extract_jpeg_shape(encoded), seed, area)
-        window = tf.stack([begin[0], begin[1], extent[0], extent[1]])
+        window = inception_window(tf.io.extract_jpeg_shape(encoded), seed, area_min)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
     def whole():
         image = decode(encoded)
-        begin, extent = ops.inception_box(tf.shape(image), seed, area)
-        return tf.slice(image, begin, [extent[0], extent[1], -1])
+        y, x, h, w = tf.unstack(inception_window(tf.shape(image), seed, area_min))
+        return tf.slice(image, [y, x, 0], [h, w, -1])
 
-    is_whole_jpeg = (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
-    return ops.resize(tf.ensure_shape(tf.cond(is_whole_jpeg, partial, whole), [None, None, 3]), size)
+    return tf.ensure_shape(tf.cond(is_whole_jpeg(encoded), partial, whole), [None, None, 3])
+
+
+def window(data, size: int) -> Callable:
+    """f(shape, seed) -> (y, x, height, width) int32 [4], the part that `train_image` takes of an image of `shape`: of
+    the image itself for data.crop=inception, else of what it is resized (and padded) to."""
+
+    def corner(shape, seed):
+        return tf.concat([ops.random_window(shape, size, seed), [size, size]], axis=0)
+
+    def simple(shape, seed):
+        ratio = tf.cast(size / tf.reduce_min(shape[:2]), tf.float32)
+        sides = tf.cast(tf.round(tf.cast(shape[:2], tf.float32) * ratio), tf.int32)
+        return corner(sides + 2 * SIMPLE_CROP_BORDER, seed)
+
+    windows = dict(
+        inception=lambda shape, seed: inception_window(shape, seed, data.area_min),
+        random=lambda shape, seed: corner(tf.fill([2], larger(size)), seed),
+        simple=simple,
+        resize=lambda shape, seed: tf.constant([0, 0, size, size]),
+    )
+    return windows[data.crop]
+
+
+def larger(size: int) -> int:
+    """The side of which data.crop=random takes 7/8, as 256 for 224."""
+    return round(size * 8 / 7)
 
 
 def train_image(data, size: int) -> Callable:
-    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop`, `data.flip` and `data.randaug_*`."""
+    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.method`."""
+    how = dict(method=data.method, antialias=data.method == "bicubic")
 
-    def image(encoded, seed):
-        crop_seed, flip_seed, randaug_seed = tf.unstack(tf.random.split(seed, 3))
-        if data.crop == "inception":
-            out = decode_inception_crop(encoded, size, crop_seed, (data.area_min, 1.0))
-        elif data.crop == "random":
-            out = ops.random_crop(ops.resize(decode(encoded), round(size * 8 / 7)), size, crop_seed)
-        else:
-            out = ops.resize(decode(encoded), size)
-        out = ops.flip_lr(out, flip_seed) if data.flip else out
-        if data.randaug_layers:
-            out = randaug.randaugment(out, data.randaug_layers, data.randaug_magnitude, randaug_seed)
-        return out
+    def simple(encoded, seed):
+        image = ops.resize_small(decode(encoded), size, **how)
+        return ops.random_crop(ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
-    return image
+    crops = dict(
+        inception=lambda encoded, seed: ops.resize(decode_box(encoded, seed, data.area_min), size, **how),
+        random=lambda encoded, seed: ops.random_crop(ops.resize(decode(encoded), larger(size), **how), size, seed),
+        simple=simple,
+        resize=lambda encoded, seed: ops.resize(decode(encoded), size, **how),
+    )
+    return crops[data.crop]
 
 
 def eval_image(data, size: int) -> Callable:

@@ -16,6 +16,10 @@ def as_dtype(image, dtype):
 
 def resize(image, size, method="bilinear", antialias=False):
     """Resizes to (h, w) without keeping the aspect ratio."""
+    if method == "bilinear" and not antialias and image.dtype == tf.uint8:
+        # The same numbers without tf.image.resize's conditionals; between pixels nothing leaves 0 to 255.
+        resized = tf.raw_ops.ResizeBilinear(images=image[None], size=pair(size), half_pixel_centers=True)
+        return tf.cast(resized[0], tf.uint8)
     return as_dtype(tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype)
 
 
@@ -70,10 +74,21 @@ def inception_crop(image, size, seed, area=(0.05, 1.0), antialias=False):
     return resize(tf.slice(image, begin, [extent[0], extent[1], -1]), size, antialias=antialias)
 
 
+def reflect_pad(image, pixels):
+    """Mirrors a border of `pixels` at the outermost pixels, which are not repeated."""
+    return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]], mode="REFLECT")
+
+
+def random_window(shape, size, seed):
+    """The corner (y, x), int32 [2], of a random window of size (h, w): all are equally likely."""
+    room = tf.cast(shape[:2], tf.int32) - tf.constant(pair(size)) + 1
+    return tf.cast(tf.random.stateless_uniform([2], seed) * tf.cast(room, tf.float32), tf.int32)
+
+
 def random_crop(image, size, seed):
     """A random window of size (h, w). seed: int32 [2]."""
-    h, w = pair(size)
-    return tf.image.stateless_random_crop(image, [h, w, image.shape[-1] or tf.shape(image)[-1]], seed)
+    corner = random_window(tf.shape(image), size, seed)
+    return tf.image.crop_to_bounding_box(image, corner[0], corner[1], *pair(size))
 
 
 def flip_lr(image, seed):

@@ -1,4 +1,4 @@
-"""Split expressions such as "train[:90%]" or "train+val", for sources that are not TFDS's own."""
+"""Parts of a data set: split expressions such as "train[:90%]" or "train+val", and stratified parts."""
 
 import re
 from collections.abc import Mapping
@@ -46,3 +46,34 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
             )
         parts.append(splits[name][low:high])
     return np.concatenate(parts)
+
+
+def amount(text: str, size: int, where: str) -> int:
+    """How many of `size` examples "10%" or "5000" are.
+
+    Raises:
+      UserError: none, or more than there are.
+    """
+    count = round(float(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    if not 1 <= count <= size:
+        raise UserError(f"config key data.subset={text!r} is {count} of the {size} examples of {where}: correct it")
+    return count
+
+
+def stratified(labels: np.ndarray, text: str, seed: int, where: str) -> np.ndarray:
+    """Numbers of a random part with the classes in proportion (to one example), ascending.
+
+    A larger part of the same seed holds the smaller one.
+
+    Args:
+      labels: int [examples].
+      text: "10%" or "5000".
+    """
+    count, rng = amount(text, len(labels), where), np.random.default_rng(seed)
+    shuffled = rng.permutation(len(labels))
+    _, which, sizes = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
+    by_class = np.argsort(which, kind="stable")
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each example within its class
+    # The examples of a class stand at even distances in 0 to 1: any first part of this line has its share of each.
+    place = (rank + rng.random(len(sizes))[which[by_class]]) / sizes[which[by_class]]
+    return np.sort(shuffled[by_class[np.argsort(place, kind="stable")[:count]]])

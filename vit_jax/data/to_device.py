@@ -1,6 +1,7 @@
 """From the rows that this process read to global arrays on the mesh."""
 
 import collections
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import sharding
+from vit_jax.data.stages import Stages
 
 
 def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> dict:
@@ -26,15 +28,21 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
     return {name: build(local) for name, local in batch.items()}
 
 
-def to_device(batches: Iterable[dict], mesh: Mesh, rows: np.ndarray, batch_size: int, prefetch: int) -> Iterator[dict]:
-    """Yields global batches of `image`, `label` and `mask`, with `prefetch` of them on the device ahead of use."""
+def to_device(
+    batches: Iterable[dict], mesh: Mesh, rows: np.ndarray, batch_size: int, prefetch: int, stages: Stages | None = None
+) -> Iterator[dict]:
+    """Yields global batches of `image`, `label`, `mask` and `seed`, `prefetch` of them on the device ahead of use.
+
+    `stages` is told of the time that the transfer takes.
+    """
     batches = iter(batches)
     ready = collections.deque()
 
     def fill(count: int) -> None:
         for batch in itertools.islice(batches, count):
-            wanted = {name: batch[name] for name in ("image", "label", "mask")}
-            ready.append(global_batch(wanted, mesh, rows, batch_size))
+            wanted = {name: batch[name] for name in ("image", "label", "mask", "seed")}
+            with stages.time("transfer", len(rows)) if stages else contextlib.nullcontext():
+                ready.append(global_batch(wanted, mesh, rows, batch_size))
 
     fill(prefetch)
     while ready:

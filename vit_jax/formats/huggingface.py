@@ -184,6 +184,7 @@ def obstacles(weights: Weights, model) -> list[str]:
     found += ["pre_logits below a head"] if model.pre_logits and model.num_classes else []
     found += ["pre_logits of two tokens"] if model.pre_logits and model.distilled else []
     found += ["register tokens"] if model.registers else []
+    found += ["LayerScale"] if model.layer_scale else []
     found += ["a final LayerNorm behind the pooling (fc_norm)"] if model.fc_norm else []
     return found
 

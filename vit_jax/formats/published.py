@@ -97,6 +97,7 @@ def vit_obstacles(model) -> list[str]:
     found += ["register tokens"] if model.registers else []
     found += [f"a class token beside pool={model.pool}"] if model.class_token and model.pool != "tok" else []
     found += ["a final LayerNorm behind the pooling (fc_norm)"] if model.fc_norm else []
+    found += ["LayerScale"] if model.layer_scale else []
     found += [f"GELU by {model.gelu}"] if model.gelu != "tanh" else []
     return found
 

@@ -27,11 +27,11 @@ ENTRIES = [
     (r"vit_base_patch16_gap_224", dict(num_heads=16)),
     (r"vit_base_patch16_224_miil", dict(qkv_bias=False)),
     (r"vit_.*_clip_.*", dict(pre_norm=True)),
-    (r"deit3_.*", dict(init_values=1e-6)),
+    (r"deit3_.*", dict(init_values=1e-6, no_embed_class=True)),
     (r"test_vit\d?", dict(num_heads=2)),
     (r"test_vit3", dict(num_heads=3, pool_include_prefix=True)),
 ]
-UNKNOWN = ("init_values", "qk_norm", "pre_norm", "pool_include_prefix", "scale_attn_norm", "scale_mlp_norm")
+UNKNOWN = ("qk_norm", "pre_norm", "pool_include_prefix", "scale_attn_norm", "scale_mlp_norm")
 NORMS = (None, "layernorm", "layernormfp32")
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
 POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
@@ -41,6 +41,7 @@ def rows(depth: int) -> list[Row]:
     """The name table."""
     qkv = fused("attn.qkv.", (f"{ATTENTION}/{name}" for name in ("query", "key", "value")))
     block = block_rows("norm1", qkv, "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    block += [Row(f"ls{i}.gamma", (f"{BLOCK}/LayerScale_{part}/gamma",)) for i, part in ((1, 1), (2, 3))]
     return [
         Row("cls_token", ("cls",)),
         Row("dist_token", ("dist",)),
@@ -129,6 +130,7 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
         distilled=any(name in params for name in ("dist", "head_dist/kernel", "head_dist/bias")),
         registers=params["reg"].shape[1] if "reg" in params else 0,
         fc_norm=has_fc_norm,
+        layer_scale=layer_scale(params, args),
         gelu=torch_layout.choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
         **preprocessing(given),
     )
@@ -143,6 +145,12 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     torch_layout.check_patch_size(args, fields, names["embedding/kernel"], path)
     labels = class_names(given.get("label_names") or config.get("label_names") or (), fields["num_classes"])
     return Weights(params, fields, labels, format="timm", file_names=names)
+
+
+def layer_scale(params: dict, args: dict) -> float:
+    """The initial LayerScale; where only the arrays show that there is one, timm's usual."""
+    held = f"{BLOCK}/LayerScale_1/gamma" in params
+    return float(args.get("init_values") or (1e-5 if held else 0.0))
 
 
 def check_padding(args: dict, fields: dict, path) -> None:
@@ -220,6 +228,8 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         mlp_ratio=(model.mlp_dim + 0.5) / model.width,  # timm rounds down
         act_layer={"erf": "gelu", "tanh": "gelu_tanh"}[model.gelu],
     )
+    if model.layer_scale:
+        args["init_values"] = model.layer_scale
     if not model.distilled:
         has_cls = "cls" in params
         args |= dict(global_pool=pool, class_token=has_cls, reg_tokens=model.registers, fc_norm=model.fc_norm)

@@ -15,6 +15,7 @@ class Classifier(nn.Module):
     image_size: tuple[int, int] = (224, 224)
     num_classes: int = 1000
     head_bias: float = 0.0
+    head_std: float = 0.0  # of the initial head's normal distribution; 0: zeros
     dtype: jnp.dtype = jnp.float32
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF
@@ -45,6 +46,7 @@ class Classifier(nn.Module):
             raise UserError(f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0")
 
     def head(self, x, name: str = "head"):
-        """Logits; call inside a compact method. The head starts at zero (arXiv 2010.11929 section 3.2)."""
+        """Logits; call inside a compact method. By default the head starts at zero (arXiv 2010.11929 section 3.2)."""
+        kernel = nn.initializers.normal(self.head_std) if self.head_std else nn.initializers.zeros
         bias = nn.initializers.constant(self.head_bias)
-        return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, bias_init=bias, name=name)(x)
+        return nn.Dense(self.num_classes, kernel_init=kernel, bias_init=bias, name=name)(x)

@@ -14,6 +14,11 @@ REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+# Rate of stochastic depth in the layers, from the `share` of the depth that lies before them.
+DROPPATH_SHAPES = {
+    "linear": lambda rate, share: rate * share,
+    "constant": lambda rate, share: rate * jnp.ones_like(share),
+}
 GELUS = {"tanh": lambda x: nn.gelu(x, approximate=True), "erf": lambda x: nn.gelu(x, approximate=False)}
 
 xavier = nn.initializers.xavier_uniform()
@@ -34,6 +39,18 @@ def droppath(x, noise: dict | None, index: int):
     keep = 1.0 - noise["droppath"]
     mask = jax.random.bernoulli(jax.random.fold_in(noise["key"], index), keep, (x.shape[0], 1, 1))
     return x * (mask / keep).astype(x.dtype)
+
+
+class LayerScale(nn.Module):
+    """Multiplies every channel by a learned factor (CaiT, arXiv 2103.17239): [batch, length, embed] -> the same."""
+
+    initial: float
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
+        return x * gamma.astype(self.dtype)
 
 
 class MlpBlock(nn.Module):
@@ -91,6 +108,7 @@ class EncoderBlock(nn.Module):
     mlp_dim: int
     num_heads: int
     dropout: float = 0.0
+    layer_scale: float = 0.0
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     relative: bool = False
@@ -101,6 +119,10 @@ class EncoderBlock(nn.Module):
     @nn.compact
     def __call__(self, x, noise=None, position=None):
         """`position`: [1, length, embed] added to the input, or None."""
+
+        def scale(name, y):
+            return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
+
         norm = lambda name: nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
@@ -110,10 +132,10 @@ class EncoderBlock(nn.Module):
         y = MultiHeadDotProductAttention(
             self.num_heads, self.relative, self.dtype, self.softmax_dtype, name="MultiHeadDotProductAttention_1"
         )(y, y)
-        x = x + droppath(dropout(y, self.dropout, noise, 0), noise, 3)
+        x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
-        x = sharding.constrain(x + droppath(y, noise, 4), "batch", "length", "embed")
+        x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
         return x
 
@@ -130,6 +152,8 @@ class Encoder(nn.Module):
     final_norm: bool = True
     dropout: float = 0.0
     droppath: float = 0.0
+    droppath_shape: str = "linear"
+    layer_scale: float = 0.0
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     scan: bool = False
@@ -138,10 +162,10 @@ class Encoder(nn.Module):
     softmax_dtype: jnp.dtype = jnp.float32
 
     def noise(self, key):
-        """Keys [depth] and drop rates [depth] of the layers; the rate grows linearly with depth (arXiv 1603.09382)."""
+        """Keys [depth] and drop rates [depth] of the layers."""
         if key is None:
             return None
-        rates = self.droppath * jnp.arange(self.depth) / max(self.depth - 1, 1)
+        rates = DROPPATH_SHAPES[self.droppath_shape](self.droppath, jnp.arange(self.depth) / max(self.depth - 1, 1))
         return dict(key=jax.random.split(key, self.depth), droppath=rates if self.droppath else None)
 
     def make_block(self, name: str, posemb: dict | None) -> EncoderBlock:
@@ -149,7 +173,8 @@ class Encoder(nn.Module):
         if self.remat != "none":
             # Under scan the barrier against common-subexpression elimination only costs: the loop is one already.
             block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat])
-        shared = {field: getattr(self, field) for field in ("dropout", "gelu", "ln_eps", "dtype", "softmax_dtype")}
+        fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype")
+        shared = {field: getattr(self, field) for field in fields}
         relative = self.posemb == "relative"
         return block(self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name)
 

@@ -7,7 +7,7 @@ from vit_jax import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import posemb, resnet
 from vit_jax.models.classifier import Classifier
-from vit_jax.models.encoder import GELUS, REMAT_POLICIES, Encoder, MAPHead
+from vit_jax.models.encoder import DROPPATH_SHAPES, GELUS, REMAT_POLICIES, Encoder, MAPHead
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token; unpooled: every
 # token, after the class token or without one.
@@ -42,6 +42,8 @@ class VisionTransformer(Classifier):
     ln_eps: float = 1e-6
     dropout: float = 0.0
     droppath: float = 0.0
+    droppath_shape: str = "linear"
+    layer_scale: float = 0.0  # initial factor of the residual branches' channels; 0: none
     scan: bool = False
     remat: str = "none"
     softmax_dtype: jnp.dtype = jnp.float32
@@ -78,6 +80,7 @@ class VisionTransformer(Classifier):
         choices = dict(
             pool=POOLS, posemb=posemb.KINDS, posemb_at=posemb.PLACES, remat=tuple(REMAT_POLICIES), gelu=tuple(GELUS)
         )
+        choices["droppath_shape"] = tuple(DROPPATH_SHAPES)
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise UserError(f"model {field} {getattr(self, field)!r} is unknown: use one of {', '.join(allowed)}")

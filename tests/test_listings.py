@@ -1,0 +1,336 @@
+"""Tar shards, manifests and folders: what they list, the index that is kept, and what is wrong with them."""
+
+import csv
+import io
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from vit_jax import config as configs
+from vit_jax.data import catalog, folder, index, manifest, sources, splits, tars
+from vit_jax.errors import UserError
+
+
+def png(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((3, 4, 3), number, np.uint8)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def make_tar(path, files: dict[str, bytes], form=tarfile.GNU_FORMAT) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+def wds(numbers, label=lambda i: str(i % 3)) -> dict[str, bytes]:
+    """Members of a WebDataset shard."""
+    return {
+        name: content
+        for i in numbers
+        for name, content in (
+            (f"{i:04}.png", png(i)),
+            (f"{i:04}.cls", label(i).encode()),
+            (f"{i:04}.txt", b"a caption"),
+        )
+    }
+
+
+def wrong(load, *args) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*args)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def pixels(listing, numbers) -> list[int]:
+    """The grey value of each image, which is its number."""
+    return [int(np.asarray(Image.open(io.BytesIO(listing.read(int(i)))))[0, 0, 0]) for i in numbers]
+
+
+# --- tars -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_webdataset_shards(tmp_path, form):
+    make_tar(tmp_path / "birds-train-000000.tar", wds(range(7)), form)
+    make_tar(tmp_path / "birds-train-000001.tar", wds(range(7, 12)), form)
+    make_tar(tmp_path / "birds-val-000000.tar", wds(range(12, 15)), form)
+    found = tars.load(str(tmp_path))
+    assert {name: len(part) for name, part in found.splits.items()} == dict(
+        train=12, training=12, val=3, valid=3, validation=3
+    )
+    assert (found.num_classes, found.class_names) == (3, ())
+    assert pixels(found, range(15)) == list(range(15)) and found.labels.tolist() == [i % 3 for i in range(15)]
+    assert found.describe(13) == f"0013 in {tmp_path}/birds-val-000000.tar"
+    source = sources.open_source(f"tars:{tmp_path}", "train[8:]")
+    encoded, label = source.parse(tf.constant(source.read([2])[0]), 2)
+    assert tf.io.decode_png(encoded).numpy()[0, 0, 0] == 10 and int(label) == 1
+
+
+def test_patterns_choose_shards(tmp_path):
+    for i in range(12):
+        make_tar(tmp_path / f"train-{i:03}.tar", wds([i]))
+    assert len(tars.load(f"{tmp_path}/train-{{002..010}}.tar").labels) == 9
+    assert len(tars.load(f"{tmp_path}/train-00[0-3].tar").labels) == 4
+    assert len(tars.load(f"{tmp_path}/train-007.tar").labels) == 1
+    assert "train-012.tar does not exist" in wrong(tars.load, f"{tmp_path}/train-{{010..012}}.tar")
+    assert "no .tar files" in wrong(tars.load, f"{tmp_path}/val-*.tar")
+
+
+def test_labels_come_from_json_folders_and_tar_names(tmp_path):
+    make_tar(tmp_path / "json/0.tar", {"a.png": png(1), "a.json": json.dumps(dict(label="owl")).encode()})
+    assert tars.load(str(tmp_path / "json")).class_names == ("owl",)
+    make_tar(tmp_path / "folders/0.tar", {"owl/a.png": png(1), "./jay/a.png": png(2), "jay/b.JPEG": png(3)})
+    found = tars.load(str(tmp_path / "folders"))
+    assert found.class_names == ("jay", "owl") and found.labels.tolist() == [1, 0, 0]
+    for wnid in ("n02", "n01"):
+        make_tar(tmp_path / f"classes/{wnid}.tar", {f"{wnid}_7.JPEG": png(4)})
+    found = tars.load(str(tmp_path / "classes"))
+    assert found.class_names == ("n01", "n02") and found.labels.tolist() == [0, 1]
+
+
+def test_val_may_have_no_class_of_its_own(tmp_path):
+    make_tar(tmp_path / "train/0.tar", {"owl/a.png": png(1), "jay/a.png": png(2)})
+    make_tar(tmp_path / "val/0.tar", {"owl/b.png": png(1)})
+    assert tars.load(str(tmp_path)).labels.tolist() == [1, 0, 1]
+    make_tar(tmp_path / "val/1.tar", {"emu/c.png": png(1)})
+    assert "the class 'emu' outside of train only" in wrong(tars.load, str(tmp_path))
+
+
+def test_broken_tars_are_named(tmp_path):
+    make_tar(tmp_path / "none/shard-0001.tar", {"a.png": png(1)})
+    assert "example a of" in wrong(tars.load, str(tmp_path / "none")) and "has no label" in wrong(
+        tars.load, str(tmp_path / "none")
+    )
+    make_tar(tmp_path / "alone/0.tar", {"a.cls": b"1"})
+    assert "has a label but no image" in wrong(tars.load, str(tmp_path / "alone"))
+    make_tar(tmp_path / "json/0.tar", {"a.png": png(1), "a.json": b"[1]"})
+    assert 'no JSON object with a "label"' in wrong(tars.load, str(tmp_path / "json"))
+    make_tar(tmp_path / "whole.tar", wds(range(5)))
+    whole = (tmp_path / "whole.tar").read_bytes()
+    for name, content in dict(cut=whole[:1100], header=whole[:1792], text=b"hello" * 300, empty=b"").items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x-0.tar").write_bytes(content)
+        text = wrong(tars.load, str(tmp_path / name))
+        assert str(tmp_path / name) in text
+    (tmp_path / "zip").mkdir()
+    with tarfile.open(tmp_path / "zip/0.tar", "w:gz") as archive:
+        archive.add(tmp_path / "whole.tar", "a.png")
+    assert "is no whole tar" in wrong(tars.load, str(tmp_path / "zip"))
+
+
+def test_the_index_of_tars_is_kept_while_they_are_unchanged(tmp_path, monkeypatch, caplog):
+    path = make_tar(tmp_path / "0.tar", wds(range(4)))
+    first = tars.load(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(tars, "members", None)  # would fail
+        again = tars.load(str(tmp_path))
+    assert again.fingerprint == first.fingerprint and pixels(again, range(4)) == [0, 1, 2, 3]
+    make_tar(tmp_path / "0.tar", wds(range(5, 11)))
+    os.utime(path, ns=(1, 10**18))
+    with caplog.at_level("INFO", "vit_jax"):
+        changed = tars.load(str(tmp_path))
+    assert "has changed since it was indexed" in caplog.text
+    assert pixels(changed, range(6)) == [5, 6, 7, 8, 9, 10] and changed.fingerprint != first.fingerprint
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+
+def write_manifest(root, rows, columns=("path", "label")) -> str:
+    for number, row in enumerate(rows):
+        path = root / row[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(number))
+    with open(root / "list.csv", "w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return str(root / "list.csv")
+
+
+def test_a_manifest_lists_images(tmp_path):
+    rows = [("b/1.png", "owl", "train"), ("2, two.png", "jay", "train"), ("ü.png", "owl", "holdout")]
+    found = manifest.load(write_manifest(tmp_path, rows, ("path", "label", "split")))
+    assert {name: part.tolist() for name, part in found.splits.items()} == dict(train=[0, 1], holdout=[2])
+    assert (found.class_names, found.labels.tolist()) == (("jay", "owl"), [1, 0, 1])
+    assert pixels(found, range(3)) == [0, 1, 2] and found.describe(2) == f"{tmp_path}/ü.png"
+    assert sources.open_source(f"csv:{tmp_path}/list.csv", "holdout").num_examples == 1
+
+
+def test_numbers_as_labels_are_classes_as_they_are(tmp_path):
+    found = manifest.load(write_manifest(tmp_path, [("a.png", "7"), ("b.png", "0")]))
+    assert (found.num_classes, found.class_names, found.labels.tolist()) == (8, (), [7, 0])
+
+
+def test_wrong_manifests_are_named(tmp_path):
+    path = write_manifest(tmp_path, [("a.png", "owl"), ("b.png", "jay")])
+    for text, message in {
+        "file,label\na.png,owl\n": "has no column 'path', it has 'file', 'label'",
+        "path,class\na.png,owl\n": "has no column 'label'",
+        "": "has no column 'path', it has no line",
+        "path,label\n": "lists no images",
+        "path,label\na.png,owl\nb.png\n": "line 3 of manifest .* has no label",
+        "path,label\na.png,owl\nb.png,jay\na.png,jay\n": r"lists a\.png twice, in lines 2 and 4",
+        "path,label\na.png,owl\nc.png,jay\nd.png,jay\n": r"2 of the 3 images .* do not exist, the first is c\.png in",
+    }.items():
+        with open(path, "w") as file:
+            file.write(text)
+        with pytest.raises(UserError, match=message):
+            manifest.load(path)
+    with open(path, "wb") as file:
+        file.write(b"path,label\n\xff\xfe,1\n")
+    assert "no CSV file in UTF-8" in wrong(manifest.load, path)
+    assert "does not exist" in wrong(manifest.load, str(tmp_path / "nowhere.csv"))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def make_folder(root, counts: dict[str, int]) -> str:
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (root / name / f"{number:03}.png").write_bytes(png(number))
+    return str(root)
+
+
+def test_a_listing_is_kept_until_a_file_comes_or_goes(tmp_path, monkeypatch):
+    root = make_folder(tmp_path, {"train/a": 2, "train/b/deep/er": 3, "val/a": 1})
+    first = folder.load(root)
+
+    def kept() -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "scan", None)  # would fail
+            try:
+                folder.load(root)
+            except TypeError:
+                return False
+        return True
+
+    assert kept() and folder.load(root).fingerprint == first.fingerprint
+    (tmp_path / "train/b/deep/er/new.png").write_bytes(png(9))
+    assert not kept() and len(folder.load(root).labels) == 7 and kept()
+    (tmp_path / "train/a/000.png").unlink()
+    assert not kept() and len(folder.load(root).labels) == 6
+    (tmp_path / "train/c").mkdir()
+    assert not kept() and "train/c has no images" in wrong(folder.load, root)
+
+
+def test_a_damaged_index_is_built_again(tmp_path, caplog):
+    root = make_folder(tmp_path, {"a": 2})
+    folder.load(root)
+    path = index.folder() / f"folder-{index.digest(root)}.npz"
+    for content in (b"", b"PK\3\4 no zip", path.read_bytes()[:200]):
+        path.write_bytes(content)
+        caplog.clear()
+        assert len(folder.load(root).labels) == 2 and "is damaged" in caplog.text
+    with np.load(path, allow_pickle=False) as archive:
+        assert "images.bytes" in archive.files
+
+
+def test_an_index_that_can_not_be_kept_costs_only_time(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "file" / "below"))
+    assert len(folder.load(make_folder(tmp_path / "data", {"a": 2})).labels) == 2
+    assert "can't be kept" in caplog.text and "VIT_JAX_CACHE" in caplog.text
+
+
+def test_strings_are_what_was_packed():
+    names = ["", "a", "ümläut", "x" * 1000, "line\nbreak", os.fsdecode(b"no utf8 \xff")]
+    packed = index.Strings.pack(names)
+    assert list(packed) == names and packed[-1] == names[-1] and len(packed) == 6
+    with pytest.raises(IndexError):
+        packed[6]
+
+
+def test_stores_are_read_through_their_file_systems():
+    """TensorFlow's own memory file system stands in for gs://."""
+    gfile = tf.io.gfile
+    for name, number in (("a/0.png", 1), ("a/x/1.png", 2), ("b/2.png", 3)):
+        gfile.makedirs(os.path.dirname(f"ram://birds/{name}"))
+        with gfile.GFile(f"ram://birds/{name}", "wb") as file:
+            file.write(png(number))
+    found = folder.load("ram://birds")
+    assert found.class_names == ("a", "b") and pixels(found, range(3)) == [1, 2, 3]
+    with gfile.GFile("ram://birds/list.csv", "wb") as file:
+        file.write(b"path,label\nb/2.png,owl\n")
+    assert pixels(manifest.load("ram://birds/list.csv"), [0]) == [3]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in wds(range(3)).items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    gfile.makedirs("ram://shards")
+    with gfile.GFile("ram://shards/0.tar", "wb") as file:
+        file.write(buffer.getvalue())
+    assert pixels(tars.load("ram://shards"), range(3)) == [0, 1, 2]
+
+
+# --- parts and mixtures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text, count", [("10%", 100), ("37", 37), ("100%", 1000), ("0.5%", 5)])
+def test_stratified_parts_keep_proportions_and_nest(text, count):
+    labels = np.repeat([0, 1, 2, 3], [500, 300, 190, 10])
+    chosen = splits.stratified(labels, text, 0, "here")
+    assert len(np.unique(chosen)) == count and (np.diff(chosen) > 0).all()
+    share = np.bincount(labels[chosen], minlength=4) - np.bincount(labels) * count / 1000
+    assert np.abs(share).max() <= 1.5
+    assert set(chosen) <= set(splits.stratified(labels, "1000", 0, "here"))
+    assert set(splits.stratified(labels, "30", 0, "x")) <= set(splits.stratified(labels, "30%", 0, "x"))
+    if count < 1000:
+        assert set(chosen) != set(splits.stratified(labels, text, 1, "here"))
+
+
+def test_a_part_of_nothing_or_of_too_much_is_named():
+    for text in ("0", "0.01%", "1001", "101%"):
+        assert "examples of here" in wrong(splits.stratified, np.zeros(1000, int), text, 0, "here")
+
+
+def training(**data):
+    config = configs.defaults()
+    config.data.update(data)
+    return config
+
+
+def test_a_subset_is_a_source_of_its_own():
+    source = sources.open_training(training(name="digits", subset="20%").data)
+    assert source.num_examples == 215
+    labels = source.labels()
+    assert abs(np.bincount(labels) - 21.5).max() <= 2
+    for i in (0, 7, 214):
+        _, label = source.parse(tf.constant(source.read([i])[0]), tf.constant(i, tf.int64))
+        assert int(label) == labels[i]
+    assert catalog.declared(training(name="digits", subset="20%")).num_examples == 215
+
+
+def test_a_mixture_unites_classes_by_name(tmp_path):
+    one = make_folder(tmp_path / "one", {"owl": 3, "jay": 2})
+    two = make_folder(tmp_path / "two", {"train/emu": 2, "train/owl": 1, "val/emu": 1})
+    config = training(name="mixture", mixture=((f"folder:{one}", 3.0), (f"folder:{two}@train[:2]", 1.0)))
+    source = sources.open_training(config.data)
+    assert source.class_names == ("jay", "owl", "emu") and source.parts == ((5, 3.0), (2, 1.0))
+    records = source.read(list(range(7)))
+    for i, record in enumerate(records):
+        encoded, label = source.parse(tf.constant(record), tf.constant(i, tf.int64))
+        assert source.describe(i).split("/")[-2] == source.class_names[int(label)]
+        assert tf.io.decode_png(encoded).numpy()[0, 0, 0] == int(source.describe(i)[-7:-4])
+    assert source.labels().tolist() == [source.class_names.index(source.describe(i).split("/")[-2]) for i in range(7)]
+    assert source.read([6, 0, 5]) == [records[6], records[0], records[5]]
+
+
+def test_mixtures_that_do_not_fit_are_named(tmp_path):
+    named = make_folder(tmp_path / "named", {"owl": 1, "jay": 1})
+    numbers = write_manifest(tmp_path, [("a.png", "0"), ("b.png", "2")])
+    config = training(name="mixture", mixture=((f"folder:{named}", 1.0), (f"csv:{numbers}", 1.0)))
+    assert "different numbers of classes" in wrong(sources.open_training, config.data)

@@ -1,0 +1,73 @@
+"""Measures a part of the framework with what a config says.
+
+python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16] [--against=big_vision --peer=DIR]
+"""
+
+import argparse
+import importlib
+import json
+import logging
+import pathlib
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from vit_jax import config as configs
+from vit_jax import errors
+from vit_jax.errors import UserError
+
+PARTS = {"data": "the input pipeline, stage by stage, and what would feed a pod"}
+MODULES = {"data": "vit_jax.data.benchmark"}
+
+
+def add_arguments(part: str, parser: argparse.ArgumentParser) -> None:
+    """The arguments of one benchmark; declared here so that --help needs no TensorFlow."""
+    if part == "data":
+        parser.add_argument("--images", type=int, default=2048, help="of each measurement (default: %(default)s)")
+        parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are told")
+        parser.add_argument("--topology", default="", metavar="CHIP:AxB", help="a pod to feed, as v5e:16x16")
+        parser.add_argument("--mfu", type=float, default=0.5, help="share of its peak that the pod reaches")
+        parser.add_argument("--against", default="", choices=["", "big_vision"], help="measure this in turn with ours")
+        parser.add_argument("--peer", default="", metavar="DIR", help="the checkout of what --against names")
+        parser.add_argument("--alone", action="store_true", help="only the whole host pipeline, as one line of JSON")
+
+
+def table(rows: list[dict]) -> Table:
+    shown = Table()
+    for column in ("name", "median", "unit", "runs"):
+        shown.add_column(column, justify="right" if column == "median" else "left", overflow="fold")
+    for row in rows:
+        runs = " ".join(f"{run:.4g}" for run in row["runs"])
+        shown.add_row(row["name"], f"{row['median']:.4g}", row["unit"], runs)
+    return shown
+
+
+def main(argv: list[str]) -> int:
+    parser = errors.ArgumentParser("vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False)
+    commands = parser.add_subparsers(dest="part", required=True, metavar="|".join(PARTS))
+    for name, text in PARTS.items():
+        part = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        part.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides")
+        add_arguments(name, part)
+        part.add_argument("--json", metavar="FILE", help="write the result here: name, unit, median, runs of each")
+        part.add_argument("--debug", action="store_true", help="show tracebacks")
+    args, overrides = parser.parse_known_args(argv)
+
+    def work():
+        config = configs.load(args.config, overrides)
+        if args.json and not pathlib.Path(args.json).absolute().parent.is_dir():
+            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        rows = importlib.import_module(MODULES[args.part]).run(config, args, overrides)
+        if args.alone:
+            return print(json.dumps(rows))
+        Console().print(table(rows))
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+    return errors.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""What a config trains and evaluates on: `show` a step, `check` that all is there, `prepare` what can be.
+
+python -m vit_jax.data show|check|prepare --config=FILE.py[:ARG] [--config.KEY=VALUE ...]
+"""
+
+import importlib
+import json
+import logging
+import pathlib
+import sys
+
+from vit_jax import config as configs
+from vit_jax import errors, metrics
+from vit_jax.errors import UserError
+
+COMMANDS = {
+    "show": "the ids and random draws of one global batch",
+    "check": "whether every data set of the config is there and sound",
+    "prepare": "download, convert or shrink data sets",
+}
+
+
+def add_arguments(command: str, parser) -> None:
+    """The arguments of one command; declared here so that --help needs no TensorFlow."""
+    if command == "show":
+        parser.add_argument("--step", type=int, default=0, help="number of updates done before it (default: 0)")
+    if command == "check":
+        parser.add_argument("--out", metavar="DIR", default="data_check", help="for the contact sheets")
+        parser.add_argument("--scan", action="store_true", help="decode every image, and name the corrupt ones")
+    if command == "prepare":
+        parser.add_argument("--from", dest="source", metavar="DIR", help="of imagenet21k: the folder of class tars")
+        parser.add_argument("--partial", action="store_true", help="prepare an incomplete release of imagenet21k")
+        parser.add_argument("--out", metavar="DIR", help="copy the data set to this TFDS data_dir")
+        parser.add_argument("--name", help="of the copy")
+        parser.add_argument("--short_side", type=int, default=0, metavar="N", help="shrink to this short side")
+        parser.add_argument("--workers", type=int, default=0, metavar="N", help="threads (default: one per core)")
+
+
+def main(argv: list[str]) -> int:
+    parser = errors.ArgumentParser("vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides")
+        add_arguments(name, command)
+        command.add_argument("--json", metavar="FILE", help="write the result here")
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+    args, overrides = parser.parse_known_args(argv)
+
+    def work():
+        config = configs.load(args.config, overrides)
+        if args.json and not pathlib.Path(args.json).absolute().parent.is_dir():
+            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        with metrics.logging_to(None):
+            result = importlib.import_module(f"vit_jax.data.{args.command}").run(config, args)
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+        if not result.get("ready", True):
+            raise errors.NegativeResult(result["summary"])
+
+    return errors.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

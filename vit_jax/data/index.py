@@ -1,0 +1,100 @@
+"""What takes long to find out about data on disk, once: arrays in a cache folder, used while the data are unchanged.
+
+The folder is $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME, else ~/.cache/vit_jax. It may be deleted at any time.
+"""
+
+import hashlib
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+
+class Strings(Sequence):
+    """Many strings in two arrays: a million file names cost their bytes and not an object each."""
+
+    def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
+        """`bytes_`: uint8, UTF-8 of all strings behind one another; `ends`: int64, where each one ends."""
+        self.bytes, self.ends = bytes_, ends
+
+    @classmethod
+    def pack(cls, strings: Iterable[str]) -> "Strings":
+        encoded = [os.fsencode(string) for string in strings]  # names that are no UTF-8 survive
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(e) for e in encoded], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> str:
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i = int(i) % len(self)
+        return os.fsdecode(self.bytes[self.ends[i - 1] if i else 0 : self.ends[i]].tobytes())
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        return {f"{name}.bytes": self.bytes, f"{name}.ends": self.ends}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray], name: str) -> "Strings":
+        return cls(arrays[f"{name}.bytes"], arrays[f"{name}.ends"])
+
+
+def digest(*parts) -> str:
+    """A fingerprint of arrays and strings."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part))
+        sha.update(b"\0")
+    return sha.hexdigest()[:16]
+
+
+def folder() -> pathlib.Path:
+    if given := os.environ.get("VIT_JAX_CACHE"):
+        return pathlib.Path(given)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vit_jax"
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
+    """The arrays of a cache file, or None where there is none or it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # a damaged zip fails in many ways
+        log.warning("%s is damaged (%s) and is built again", path, type(error).__name__)
+        return None
+
+
+def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a cache file at once or not at all; a folder that can't be written only costs the next start its time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}.tmp")
+        with fresh.open("wb") as file:
+            np.savez(file, **arrays)
+        fresh.replace(path)
+    except OSError as error:
+        log.warning("the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written", path, error)
+
+
+def cached(
+    kind: str, where: str, build: Callable[[], dict[str, np.ndarray]], is_current: Callable[[dict], bool]
+) -> dict[str, np.ndarray]:
+    """The arrays that `build` makes of the data at `where`, kept for as long as `is_current(arrays)` holds."""
+    path = folder() / f"{kind}-{digest(where)}.npz"
+    arrays = read(path)
+    if arrays is not None:
+        try:
+            if is_current(arrays):
+                return arrays
+        except (KeyError, ValueError, OSError):  # files that have gone, or a cache of another version
+            pass
+        log.info("%s has changed since it was indexed: the index is built again", where)
+    arrays = build()
+    write(path, arrays)
+    return arrays

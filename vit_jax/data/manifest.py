@@ -1,0 +1,96 @@
+"""A CSV manifest as a data set: one line per image with its path and its label, and its split if there are some."""
+
+import csv
+import io
+import os
+
+import numpy as np
+
+from vit_jax.data import index, storage
+from vit_jax.data.listing import Listing, number_classes
+from vit_jax.errors import UserError, one_line
+
+PATH, LABEL, SPLIT = "path", "label", "split"
+
+
+def rows(where: str) -> list[dict[str, str]]:
+    """The lines of a manifest.
+
+    Raises:
+      UserError: a column or a value is missing.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(storage.read(where).decode("utf-8-sig"), newline=""))
+        columns, found = reader.fieldnames or [], list(reader)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"manifest {where} is no CSV file in UTF-8 ({one_line(error)}): correct it") from None
+    for column in (PATH, LABEL):
+        if column not in columns:
+            raise UserError(
+                f"manifest {where} has no column {column!r}, it has {', '.join(map(repr, columns)) or 'no line'}: its "
+                f"first line must name the columns {PATH}, {LABEL} and, if there are splits, {SPLIT}"
+            )
+    for number, row in enumerate(found, 2):
+        if missing := [column for column in (PATH, LABEL, SPLIT) if column in columns and not row[column]]:
+            raise UserError(f"line {number} of manifest {where} has no {missing[0]}: add it")
+    if not found:
+        raise UserError(f"manifest {where} lists no images: add a line for each, below the names of the columns")
+    return found
+
+
+def check(where: str, paths: list[str], root: str) -> None:
+    """Raises UserError for images that are listed twice or do not exist."""
+    first: dict[str, int] = {}
+    for number, path in enumerate(paths, 2):
+        if path in first:
+            raise UserError(f"manifest {where} lists {path} twice, in lines {first[path]} and {number}: remove one")
+        first[path] = number
+    missing = [path for path in paths if not storage.exists(os.path.join(root, path))]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(paths)} images in manifest {where} do not exist, the first is {missing[0]} in "
+            f"line {first[missing[0]]}: correct the paths, which are relative to the manifest's folder"
+        )
+
+
+def scan(where: str) -> dict[str, np.ndarray]:
+    found = rows(where)
+    paths = [row[PATH] for row in found]
+    check(where, paths, os.path.dirname(where))
+    return dict(
+        stamp=np.asarray(storage.stamp(where)),
+        **index.Strings.pack(paths).arrays("paths"),
+        **index.Strings.pack([row[LABEL] for row in found]).arrays("labels"),
+        **index.Strings.pack([row.get(SPLIT) or "train" for row in found]).arrays("splits"),
+    )
+
+
+def load(where: str) -> Listing:
+    """Lists a manifest.
+
+    Raises:
+      UserError: it is not there, lacks a column or a value, or names an image twice or one that does not exist.
+    """
+    where = storage.absolute(where)
+    storage.must_exist(where, "manifest", "correct data.name=csv:PATH")
+    arrays = index.cached(
+        "csv", where, lambda: scan(where), lambda arrays: tuple(arrays["stamp"]) == storage.stamp(where)
+    )
+    paths, texts = index.Strings.of(arrays, "paths"), index.Strings.of(arrays, "labels")
+    split = np.asarray(list(index.Strings.of(arrays, "splits")))
+    splits = {str(name): np.flatnonzero(split == name) for name in np.unique(split)}
+    labels, class_names, num_classes = number_classes(list(texts), splits, where)
+    root = os.path.dirname(where)
+
+    def path(i: int) -> str:
+        return os.path.join(root, paths[i])
+
+    return Listing(
+        class_names=class_names,
+        num_classes=num_classes,
+        labels=labels,
+        splits=splits,
+        read=lambda i: storage.read(path(i)),
+        describe=path,
+        fingerprint=index.digest(paths.bytes, paths.ends, texts.bytes, texts.ends, "\n".join(split)),
+    )

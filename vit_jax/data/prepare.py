@@ -1,0 +1,260 @@
+"""Prepares a data set as training reads it best: by TFDS, from ImageNet-21k's tars, or as a copy with smaller images.
+
+python -m vit_jax.data prepare --config=FILE.py[:ARG]                      what TFDS downloads
+python -m vit_jax.data prepare --config=... --from=FOLDER [--partial]      imagenet21k, from one tar per class
+python -m vit_jax.data prepare --config=... --out=DIR [--short_side=256]   a copy of any data set
+"""
+
+import io
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import catalog, download, imagenet21k, splits, storage, writer
+from vit_jax.data.listing import Listing
+from vit_jax.data.shards import Corrupt, Examples
+from vit_jax.errors import UserError, one_line
+
+log = logging.getLogger("vit_jax.data.prepare")
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # what training decodes
+QUALITY = 95  # of JPEG; chroma is 4:2:0, the default of Pillow's encoder
+# A JPEG may be decoded at a half, quarter or eighth of its size, if that is still so many times the size wanted: twice
+# as fast on photos of 1600 x 1200, and 50 dB from decoding it whole, where the encoder alone is 36 dB from the pixels.
+DRAFT = 2
+
+
+def run(config, args) -> dict:
+    """Does what the arguments say; a report in plain JSON.
+
+    Returns:
+      {"status": "prepared" | "already prepared", "name", "data_dir", "folder", "num_classes", "examples" by split,
+      "skipped": names of corrupt images, "use": config overrides, "origin" of a data set that we wrote}.
+
+    Raises:
+      UserError: wrong arguments, a corrupt image, a disk that is full or can't be written.
+      NegativeResult: the data are not complete, not there, or can't be fetched.
+    """
+    check_arguments(config, args)
+    if args.source:
+        return from_tars(config, args)
+    if args.out:
+        return copy(config, args)
+    return download.prepare(config, splits_used(config))
+
+
+def check_arguments(config, args) -> None:
+    name = config.data.name
+    if args.source and name != "imagenet21k":
+        raise UserError(f"--from is for data.name=imagenet21k, not {name}: leave it out, or correct the config")
+    if args.partial and not args.source:
+        raise UserError("--partial has no effect without --from: give the folder of tars, or leave it out")
+    for key in ("short_side", "workers"):
+        if getattr(args, key) < 0:
+            raise UserError(f"--{key}={getattr(args, key)} is negative: correct it")
+    writes = args.source or args.out
+    if not writes and (args.short_side or args.name):
+        raise UserError("--short_side and --name have no effect without --out: say where the copy goes, as --out=DIR")
+    if name == "mixture":
+        raise UserError("a mixture can't be prepared as one: prepare its parts, each with --config.data.name=PART")
+    if name == "imagenet21k" and not writes:
+        raise UserError("imagenet21k is no data set of TFDS: give --from=FOLDER with its tars, one per class")
+    if not writes and (name == "digits" or name.startswith(("folder:", "tars:", "csv:"))):
+        raise UserError(f"{name} is read where it is and needs no preparation: leave prepare out, or copy by --out=DIR")
+
+
+def workers(args) -> int:
+    return args.workers or len(os.sched_getaffinity(0))
+
+
+def splits_used(config) -> list[str]:
+    """The splits of `data` that the config names, without slices: "train" of "train[:99%]"."""
+    data = config.data
+    used = [data.split]
+    for entry in config.evals.values():
+        if entry.data.name in ("", data.name) and entry.data.data_dir in ("", data.data_dir):
+            used.append(entry.data.split)
+    return list(dict.fromkeys(part.partition("[")[0].strip() for text in used for part in text.split("+")))
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def make_check() -> Callable[[bytes], bytes]:
+    """f(encoded) -> encoded, or Corrupt where training could not decode it."""
+    import tensorflow as tf
+
+    from vit_jax.data import images
+
+    decode = tf.function(images.decode, input_signature=[tf.TensorSpec([], tf.string)])
+
+    def check(encoded: bytes) -> bytes:
+        try:
+            decode(encoded)
+        except Exception as error:  # the decoders have errors of all kinds
+            raise Corrupt(one_line(error)[:160]) from None
+        return encoded
+
+    return check
+
+
+def shrunk(image: Image.Image, side: int) -> bytes:
+    """The image with its short side `side`, antialiased (bicubic), as a JPEG without metadata, grey where it was."""
+    scale = side / min(image.size)
+    size = tuple(max(side, round(length * scale)) for length in image.size)
+    drafted = image.draft(None, tuple(DRAFT * length for length in size))
+    box = drafted and drafted[1]  # it may end inside of the last pixels
+    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    image, out = image.resize(size, Image.Resampling.BICUBIC, box), io.BytesIO()
+    image.info = {}
+    image.save(out, "JPEG", quality=QUALITY)
+    return out.getvalue()
+
+
+def make_shrink(side: int) -> Callable[[bytes], bytes]:
+    """f(encoded) -> encoded, byte for byte where the short side is at most `side`, else `shrunk`; or Corrupt."""
+    check = make_check()
+    Image.MAX_IMAGE_PIXELS = None  # its limit guards against bombs; these are the user's own images
+
+    def shrink(encoded: bytes) -> bytes:
+        try:
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                if min(image.size) > side:
+                    return shrunk(image, side)
+        except Exception as error:
+            raise Corrupt(one_line(error)[:160]) from None
+        return check(encoded)
+
+    return shrink
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+def readable(read: Callable, describe: Callable[[int], str], transform: Callable[[bytes], bytes]) -> Callable:
+    """f(i) -> (encoded image after `transform`, label)."""
+
+    def one(i: int) -> tuple[bytes, int]:
+        try:
+            encoded, label = read(i)
+        except OSError as error:
+            raise UserError(f"{describe(i)} can't be read ({error.strerror}): look at the disk it is on") from None
+        return transform(encoded), label
+
+    return one
+
+
+def of_listing(listing: Listing, numbers: np.ndarray, transform: Callable[[bytes], bytes]) -> Examples:
+    labels = listing.labels
+
+    def describe(i: int) -> str:
+        return listing.describe(int(numbers[i]))
+
+    def read(i: int) -> tuple[bytes, int]:
+        return listing.read(int(numbers[i])), int(labels[numbers[i]])
+
+    return Examples(len(numbers), readable(read, describe, transform), describe, listing.fingerprint)
+
+
+def of_source(source, transform: Callable[[bytes], bytes]) -> Examples:
+    """The examples of what TFDS has prepared."""
+    import tensorflow as tf
+
+    parse = tf.function(source.parse, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)])
+
+    def read(i: int) -> tuple[bytes, int]:
+        encoded, label = parse(source.read([i])[0], i)
+        return encoded.numpy(), int(label)
+
+    return Examples(
+        source.num_examples, readable(read, source.describe, transform), source.describe, source.fingerprint
+    )
+
+
+# --- the data sets that we write --------------------------------------------------------------------------------------
+
+
+def origin_of(name: str, short_side: int, **more) -> dict:
+    how = dict(short_side=short_side, jpeg_quality=QUALITY, chroma="4:2:0") if short_side else {}
+    return dict(source=name, **how, **more)
+
+
+def report(target: writer.Target, found: dict, is_new: bool) -> dict:
+    """Says what has happened and how to use it, in the log and as plain JSON."""
+    use = [f"--config.data.name={target.name}", f"--config.data.data_dir={target.data_dir}"]
+    status = "prepared" if is_new else "already prepared"
+    if found["skipped"]:
+        log.warning("%d corrupt images were left out, the first is %s", len(found["skipped"]), found["skipped"][0])
+    sizes = ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
+    log.info("%s in %s: %s examples, %d classes", status, target.folder, sizes, target.num_classes)
+    log.info("use it by %s", " ".join(use))
+    return dict(
+        status=status,
+        name=target.name,
+        data_dir=target.data_dir,
+        folder=str(target.folder),
+        num_classes=target.num_classes,
+        examples=found["examples"],
+        skipped=found["skipped"],
+        use=use,
+        origin=found["inputs"]["origin"],
+    )
+
+
+def from_tars(config, args) -> dict:
+    """ImageNet-21k from one tar per class."""
+    data_dir = storage.absolute(args.out or config.data.data_dir or download.default_data_dir())
+    name = args.name or ("imagenet21k" if not args.short_side else f"imagenet21k_{args.short_side}")
+    target = writer.Target(name, data_dir, imagenet21k.ids(), imagenet21k.NUM_CLASSES, {})
+    if target.folder.exists():
+        return report(target, writer.read_summary(target), is_new=False)
+    listing, facts = imagenet21k.load(args.source, args.partial)
+    origin = origin_of("imagenet21k", args.short_side, **facts)
+    target = writer.Target(name, data_dir, listing.class_names, listing.num_classes, origin)
+    transform = make_shrink(args.short_side) if args.short_side else make_check()
+    parts = {"train": of_listing(listing, listing.splits["train"], transform)}
+    is_new, found = writer.write(target, parts, config.data.on_corrupt == "skip", workers(args))
+    return report(target, found, is_new)
+
+
+def default_name(name: str, short_side: int) -> str:
+    """ "folder:/data/My-Photos" -> "my_photos_256"; "eurosat/rgb:2.*.*" -> "eurosat_rgb_256"."""
+    kind, _, where = name.partition(":")
+    if kind in ("folder", "tars", "csv"):
+        kind = pathlib.Path(where.split("{")[0].split("*")[0]).stem
+    kind = re.sub(r"[^a-z0-9]+", "_", kind.lower()).strip("_")
+    kind = kind if kind[:1].isalpha() else f"data_{kind}"
+    return f"{kind}_{short_side or 'copy'}"
+
+
+def copy(config, args) -> dict:
+    """A data set that can be opened, as array_record, with smaller images if that is wanted."""
+    data = config.data
+    name, data_dir = args.name or default_name(data.name, args.short_side), storage.absolute(args.out)
+    if download.is_known(name):
+        raise UserError(f"--name={name} is a data set of TFDS, which would be opened in its place: choose another")
+    transform = make_shrink(args.short_side) if args.short_side else make_check()
+    parts = {}
+    if (listing := catalog.listing(data.name)) is not None:
+        classes = listing.class_names, listing.num_classes
+        for split in splits_used(config):
+            numbers = splits.select(split, listing.splits, data.name)
+            parts[split] = of_listing(listing, numbers, transform)
+    else:
+        from vit_jax.data import sources
+
+        for split in splits_used(config):
+            source = sources.open_source(data.name, split, data.data_dir)
+            classes = source.class_names, source.num_classes
+            parts[split] = of_source(source, transform)
+    target = writer.Target(name, data_dir, *classes, origin_of(data.name, args.short_side))
+    is_new, found = writer.write(target, parts, data.on_corrupt == "skip", workers(args))
+    return report(target, found, is_new)

@@ -1,0 +1,130 @@
+"""Data sets that TFDS has prepared, as array_record or tfrecord: any record at once, images left encoded."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from vit_jax.data import index, storage, tfrecord
+from vit_jax.data.source import Source
+from vit_jax.errors import UserError, one_line
+
+
+def builder_of(name: str, data_dir: str):
+    """The builder of prepared data, or a UserError that says what is missing and how to get it."""
+    import tensorflow_datasets as tfds
+
+    where = data_dir or tfds.core.constants.DATA_DIR
+    try:
+        builder = tfds.builder(name, data_dir=data_dir or None)
+    except tfds.core.registered.DatasetNotFoundError:
+        raise UserError(
+            f"data set {name!r} is neither known to TFDS nor prepared in {where}: check the name, or set data.data_dir"
+        ) from None
+    except (AssertionError, ValueError, OSError, ImportError) as error:
+        raise UserError(
+            f"data set {name!r} can't be opened in {where}: {one_line(error)[:200]}: correct data.name"
+        ) from None
+    if not builder.info.splits:
+        raise UserError(
+            f"data set {name!r} is not prepared in {builder.data_dir}: run `tfds build {name}"
+            f"{f' --data_dir={data_dir}' if data_dir else ''}`, or set data.data_dir to where it lies"
+        )
+    return builder
+
+
+def make_parse(features, image_key: str, label_key: str) -> Callable:
+    """Parses a serialized example without decoding its image."""
+    import tensorflow_datasets as tfds
+
+    decoders = {image_key: tfds.decode.SkipDecoding()}
+    wanted = {image_key: features[image_key], label_key: features[label_key]}
+    partial = type(features)(wanted)
+
+    def parse(record, i):
+        example = partial.deserialize_example(record, decoders=decoders)
+        return example[image_key], tf.cast(example[label_key], tf.int32)
+
+    return parse
+
+
+def keys_of(info, name: str) -> tuple[str, str]:
+    """The features that hold image and label.
+
+    Raises:
+      UserError: there are none, as classification needs them.
+    """
+    import tensorflow_datasets as tfds
+
+    image_key, label_key = (info.supervised_keys or ("image", "label"))[:2]
+    for key, kind in ((image_key, tfds.features.Image), (label_key, tfds.features.ClassLabel)):
+        if key not in info.features or not isinstance(info.features[key], kind):
+            raise UserError(
+                f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: choose another"
+            )
+    return image_key, label_key
+
+
+def instructions_of(info, name: str, split: str) -> list:
+    """Which records of which files a split expression names."""
+    try:
+        found = info.splits[split].file_instructions
+    except (ValueError, KeyError, AssertionError) as error:
+        raise UserError(
+            f"split {split!r} of {name} can't be read: {one_line(error)[:200]} It has {', '.join(info.splits)}, "
+            "or slices such as train[:90%]: correct it"
+        ) from None
+    if not found:
+        raise UserError(f"split {split!r} of {name} has no examples: choose a larger part of {', '.join(info.splits)}")
+    for part in found:
+        if not storage.exists(os.fspath(part.filename)):
+            raise UserError(f"{part.filename} of data set {name!r} is missing: prepare the data set again")
+    return found
+
+
+def array_record_reader(instructions) -> Callable:
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    records = ArrayRecordDataSource(list(instructions))
+    return lambda numbers: [records[i] for i in numbers]  # half the time of its own way to read several
+
+
+def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -> np.ndarray:
+    """The labels of all records, int32 [count]. Reads the whole split, once: the labels are kept."""
+
+    def scan() -> dict[str, np.ndarray]:
+        numbers = tf.data.Dataset.range(count).batch(64)
+        records = numbers.map(lambda i: (tf.numpy_function(read, [i], tf.string, stateful=False), i))
+        labels = records.unbatch().map(lambda record, i: parse(tf.ensure_shape(record, []), i)[1])
+        return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
+
+    arrays = index.cached("labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count)
+    return arrays["labels"]
+
+
+def load(name: str, split: str, data_dir: str) -> Source:
+    """Opens a split of a prepared data set.
+
+    Raises:
+      UserError: it is not prepared, lacks a file or the split, or is not for classification.
+    """
+    builder = builder_of(name, data_dir)
+    info = builder.info
+    instructions = instructions_of(info, name, split)
+    keys = keys_of(info, name)
+    is_array_record = info.file_format.value == "array_record"
+    read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
+    parse, count = make_parse(info.features, *keys), sum(part.take for part in instructions)
+    parts = [(os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard) for part in instructions]
+    fingerprint = index.digest(info.full_name, repr(parts))
+    return Source(
+        num_examples=count,
+        num_classes=info.features[keys[1]].num_classes,
+        class_names=tuple(info.features[keys[1]].names),
+        read=read,
+        parse=parse,
+        describe=lambda i: f"record {i} of {name} {split}",
+        labels=lambda: read_labels(read, parse, count, fingerprint + os.fspath(builder.data_dir)),
+        fingerprint=fingerprint,
+    )

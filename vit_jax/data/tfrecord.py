@@ -1,0 +1,62 @@
+"""Random access to the records of TFRecord shards, by an index of their positions that is built once."""
+
+import concurrent.futures
+import os
+import struct
+
+import numpy as np
+
+from vit_jax.data import index, storage
+from vit_jax.errors import UserError
+
+READERS = 16  # shards indexed at a time: on a store every record costs a request
+
+
+def offsets(path: str, count: int) -> np.ndarray:
+    """(position, length) of the first `count` payloads of a TFRecord file: [count, 2] int64.
+
+    Layout: length uint64, its checksum uint32, payload, checksum uint32.
+    """
+    found = np.empty((count, 2), np.int64)
+    position, size = 0, storage.stamp(path)[0]
+    with storage.open_file(path) as file:
+        for i in range(count):
+            file.seek(position)
+            header = file.read(12)
+            length = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else size
+            if position + length + 16 > size:
+                raise UserError(f"{path} ends after {i} of {count} records: the data set is damaged, prepare it again")
+            found[i] = position + 12, length
+            position += 16 + length
+    return found
+
+
+def scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
+    """The index of whole shards."""
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        rows = list(pool.map(offsets, paths, counts))
+    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)
+    return dict(stamps=stamps, counts=np.asarray(counts, np.int64), rows=np.concatenate(rows))
+
+
+class Reader:
+    """Reads records of a split by number."""
+
+    def __init__(self, instructions):
+        """`instructions`: TFDS file instructions with filename, skip, take and examples_in_shard."""
+        self.paths = [os.fspath(part.filename) for part in instructions]
+        counts = [part.examples_in_shard for part in instructions]
+
+        def is_current(arrays) -> bool:
+            stamps = [storage.stamp(path) for path in self.paths]
+            return np.array_equal(arrays["stamps"], stamps) and np.array_equal(arrays["counts"], counts)
+
+        arrays = index.cached("tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current)
+        starts = np.cumsum([0, *counts])
+        spans = [(start + part.skip, part.take) for start, part in zip(starts, instructions, strict=False)]
+        chosen = np.concatenate([np.arange(first, first + take) for first, take in spans])
+        self.rows = arrays["rows"][chosen]
+        self.shard = np.repeat(np.arange(len(instructions), dtype=np.int32), [take for _, take in spans])
+
+    def __call__(self, numbers) -> list[bytes]:
+        return [storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist()) for i in numbers]
