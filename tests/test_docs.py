@@ -1,6 +1,7 @@
 """Every command and snippet of the README runs; links lead somewhere; the project speaks of itself only."""
 
 import ast
+import importlib
 import os
 import pathlib
 import re
@@ -84,6 +85,16 @@ def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
     arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
     assert train.main([*arguments, *small]) == 0
     assert '"eval/test/count": 4.0' in pathlib.Path("my_run/metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "vit_jax.data " in c or "vit_jax.benchmark " in c])
+def test_data_commands_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[2:]]
+    module = importlib.import_module({"vit_jax.data": "vit_jax.data.__main__"}.get(words[0], words[0]))
+    assert module.main(words[1:]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) > 3 and "error" not in out
 
 
 @pytest.mark.slow

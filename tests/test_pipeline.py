@@ -429,10 +429,11 @@ def test_to_device_keeps_order_and_reads_no_further_than_asked(prefetch):
     def batches():
         for step in range(4):
             taken.append(step)
-            yield dict(image=np.full((8, 1), step), label=np.arange(8), mask=np.ones(8), id=np.arange(8))
+            rest = dict(label=np.arange(8), mask=np.ones(8), id=np.arange(8), seed=np.zeros((8, 2)))
+            yield dict(image=np.full((8, 1), step)) | rest
 
     for step, batch in enumerate(to_device.to_device(batches(), mesh, np.arange(8), 8, prefetch)):
-        assert set(batch) == {"image", "label", "mask"}
+        assert set(batch) == {"image", "label", "mask", "seed"}
         assert np.unique(batch["image"]).tolist() == [step]
         assert len(taken) == min(step + prefetch, 4)
     assert taken == [0, 1, 2, 3]

@@ -203,7 +203,7 @@ def test_missing_shard_is_named(damaged, no_network):
 def test_unprepared_data_set_says_how_to_prepare_it(tmp_path, no_network):
     for name in ("mnist", "imagenet2012", "cifar10:3.*.*"):
         text = message(name, "train", tmp_path)
-        assert f"'{name}'" in text and "not prepared" in text and f"tfds build {name} --data_dir={tmp_path}" in text
+        assert f"'{name}'" in text and f"is not prepared in {tmp_path}" in text and "vit_jax.data prepare" in text
 
 
 @pytest.mark.parametrize(

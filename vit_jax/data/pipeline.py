@@ -15,6 +15,8 @@ from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
+# Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
+graph = tf.autograph.experimental.do_not_convert
 READ_AT_ONCE = 16  # records per call of Python, which holds a lock
 PREFETCH = 2  # batches on the host, ready
 
@@ -24,7 +26,7 @@ def one_or_blank(make: Callable, blank: Callable) -> Callable:
 
     def each(item):
         source = tf.data.Dataset.from_tensors(item)
-        return source.map(make).ignore_errors().concatenate(source.map(blank)).take(1)
+        return source.map(graph(make)).ignore_errors().concatenate(source.map(graph(blank))).take(1)
 
     return each
 
@@ -78,13 +80,13 @@ class Pipeline:
     def dataset(self, start: int, steps: int, careful: bool) -> tf.data.Dataset:
         """Batches from `start` to `steps`; `careful` puts a blank, masked example where one can't be read."""
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
-        items = tf.data.Dataset.range(start, steps).map(self.items).unbatch()
+        items = tf.data.Dataset.range(start, steps).map(graph(self.items)).unbatch()
         if careful:
             each = one_or_blank(self.read_one, self.blank)
-            examples = items.interleave(each, cycle_length=self.threads, **parallel)
+            examples = items.interleave(graph(each), cycle_length=self.threads, **parallel)
         else:
-            records = items.batch(READ_AT_ONCE).map(self.read, **parallel).unbatch()
-            examples = records.map(self.example, **parallel)
+            records = items.batch(READ_AT_ONCE).map(graph(self.read), **parallel).unbatch()
+            examples = records.map(graph(self.example), **parallel)
         options = tf.data.Options()
         # Its optimizer thread can hold up the end of an iterator for most of a minute, and there is nothing to tune.
         options.autotune.enabled = False

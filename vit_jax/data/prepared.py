@@ -28,8 +28,8 @@ def builder_of(name: str, data_dir: str):
         ) from None
     if not builder.info.splits:
         raise UserError(
-            f"data set {name!r} is not prepared in {builder.data_dir}: run `tfds build {name}"
-            f"{f' --data_dir={data_dir}' if data_dir else ''}`, or set data.data_dir to where it lies"
+            f"data set {name!r} is not prepared in {builder.data_dir}: run `python -m vit_jax.data prepare` with this "
+            "config, or set data.data_dir to where it lies"
         )
     return builder
 
