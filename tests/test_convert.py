@@ -30,7 +30,7 @@ MATRIX = {
     "hybrid_rti_nostage": dict(big_vision="a ResNet stem", timm="a ResNet stem", hf="a ResNet stem"),
     "mixer_p8": dict(timm="the architecture mixer", hf="the architecture mixer"),
     "timm_token": dict(published="GELU by erf", big_vision="GELU by erf"),
-    "timm_deit3": dict(published="LayerScale", big_vision="LayerScale", hf="LayerScale"),
+    "timm_layer_scale": dict(published="LayerScale", big_vision="LayerScale", hf="LayerScale"),
     "timm_gap": dict(published="fc_norm", big_vision="fc_norm", hf="mean pooling"),
     "timm_deit_distilled": dict(published="a distillation token", big_vision="a distillation token"),
     "hf_vit": dict(published="GELU by erf", big_vision="GELU by erf", timm="differ"),

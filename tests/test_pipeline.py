@@ -289,15 +289,27 @@ def damage(path, kind: str) -> None:
         path.write_bytes(data[:3])
     elif kind == "one byte":
         path.write_bytes(data[:1])
+    elif kind == "huge":
+        path.write_bytes(declaring(data, 65_000))
+    elif kind == "huge png":
+        path.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (10**6).to_bytes(4, "big") + b"\x08\2\0\0\0" + data)
     elif kind == "gone":
         path.unlink()
+
+
+def declaring(jpeg: bytes, side: int) -> bytes:
+    """A JPEG whose header declares other sides."""
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + 2 * side.to_bytes(2, "big") + jpeg[at + 4 :]
 
 
 def opened(folder):
     return sources.open_source(f"folder:{folder}", "train")
 
 
-@pytest.mark.parametrize("kind", ["truncated", "empty", "text", "page", "one byte", "short", "gone"])
+@pytest.mark.parametrize(
+    "kind", ["truncated", "empty", "text", "page", "one byte", "short", "huge", "huge png", "gone"]
+)
 def test_damage_is_an_error_that_names_the_file(photos, kind):
     source = opened(photos)
     number = next(i for i in range(20) if source.describe(i).endswith("07.jpg"))
@@ -364,6 +376,15 @@ def test_damage_at_the_end_of_an_evaluation_is_counted_once(photos):
     batches = list(host.batches())
     np.testing.assert_array_equal(joined(batches, "mask"), [1] * 19 + [0] * 13)
     assert host.bad == {19}
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
+    source = dataclasses.replace(memory_source(noise(4), [0, 1, label, 3]), num_classes=4)
+    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is no class"):
+        train(source, train_config(4))
+    for batch in train(source, train_config(4, on_corrupt="skip")):
+        np.testing.assert_array_equal(batch["mask"], batch["id"] != 2)
 
 
 def test_a_failing_read_names_the_record():

@@ -232,7 +232,7 @@ def failing_folder(tmp_path) -> str:
 
 BAD = {
     "missing TFDS": (["--config.data.name=no_such_set"], "'no_such_set' is neither known to TFDS nor prepared"),
-    "unprepared TFDS": (["--config.data.name=cifar10"], "'cifar10' is not prepared in .*: run `python -m vit_jax.data prepare`"),
+    "unprepared TFDS": (["--config.data.name=cifar10"], "'cifar10' is not prepared in .*: run `python -m vit_jax"),
     "missing folder": (["--config.data.name=folder:/no/where"], "/no/where does not exist"),
     "unknown split": (["--config.data.split=train2"], "split 'train2' does not exist in digits"),
     "batch": (["--config.data.batch_size=60"], "batch_size=60 is not divisible by the 8 devices"),

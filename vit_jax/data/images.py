@@ -9,6 +9,7 @@ from PIL import Image
 
 from vit_jax.data import ops
 
+MAX_PIXELS = 178_956_970  # of an image; Pillow's limit, which it takes for an attack
 SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.07118 section 3.3)
 
 
@@ -24,17 +25,50 @@ def pillow_decode(encoded: bytes) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
+def number(encoded, position: int, count: int, first: str = "big"):
+    """The unsigned number in `count` bytes of a string, int64 []; 0 where it is too short."""
+    found = tf.strings.substr(tf.strings.join([piece(encoded, position, count), b"\0" * count]), 0, count)
+    digits = tf.cast(tf.io.decode_raw(found, tf.uint8), tf.int64)
+    powers = [256**i for i in range(count)]
+    return tf.reduce_sum(digits * tf.constant(powers if first == "little" else powers[::-1], tf.int64))
+
+
+def check_pixels(count):
+    """Refuses an image that would fill the memory, by what its header says; an operation to depend on."""
+    return tf.debugging.assert_less_equal(count, tf.constant(MAX_PIXELS, tf.int64), "the image has too many pixels")
+
+
+def jpeg_shape(encoded):
+    """(height, width, channels) of a JPEG, int32 [3]."""
+    shape = tf.io.extract_jpeg_shape(encoded)
+    with tf.control_dependencies([check_pixels(tf.reduce_prod(tf.cast(shape[:2], tf.int64)))]):
+        return tf.identity(shape)
+
+
+def declared_pixels(encoded):
+    """The pixels that the header of a PNG, GIF or JPEG declares, int64 []; 0 for anything else."""
+    kinds = [
+        (piece(encoded, 1, 3) == b"PNG", lambda: number(encoded, 16, 4) * number(encoded, 20, 4)),
+        (piece(encoded, 0, 3) == b"GIF", lambda: number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little")),
+        (piece(encoded, 0, 2) == b"\xff\xd8", lambda: tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64))),
+    ]
+    return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
+
+
 def decode(encoded):
     """JPEG, PNG, GIF, BMP or WebP (of animations the first frame), grey, palette or with alpha -> uint8 [H, W, 3].
 
-    Pillow reads BMP and WebP: TensorFlow 2.21 takes the palette indices of a BMP for grey values, refuses a WebP with
-    alpha, and an animated one corrupts its memory.
+    Images of more than `MAX_PIXELS` are errors. Pillow reads BMP and WebP: TensorFlow 2.21 takes the palette indices of
+    a BMP for grey values, refuses a WebP with alpha, and an animated one corrupts its memory.
     """
     by_pillow = (piece(encoded, 0, 2) == b"BM") | (piece(encoded, 8, 4) == b"WEBP")
+
+    def by_tensorflow():
+        with tf.control_dependencies([check_pixels(declared_pixels(encoded))]):
+            return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
     image = tf.cond(
-        by_pillow,
-        lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False),
-        lambda: tf.io.decode_image(encoded, channels=3, expand_animations=False),
+        by_pillow, lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False), by_tensorflow
     )
     return tf.ensure_shape(image, [None, None, 3])
 
@@ -46,7 +80,7 @@ def is_whole_jpeg(encoded):
 
 def shape_of(encoded):
     """(height, width, channels) of an encoded image, int32 [3]; of a JPEG without decoding it."""
-    return tf.cond(is_whole_jpeg(encoded), lambda: tf.io.extract_jpeg_shape(encoded), lambda: tf.shape(decode(encoded)))
+    return tf.cond(is_whole_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded)))
 
 
 def inception_window(shape, seed, area_min: float):
@@ -59,7 +93,7 @@ def decode_box(encoded, seed, area_min: float):
     """A random box of an image, uint8 [h, w, 3]; of a JPEG only the box is decoded."""
 
     def partial():
-        window = inception_window(tf.io.extract_jpeg_shape(encoded), seed, area_min)
+        window = inception_window(jpeg_shape(encoded), seed, area_min)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
     def whole():

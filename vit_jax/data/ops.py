@@ -17,9 +17,10 @@ def as_dtype(image, dtype):
 def resize(image, size, method="bilinear", antialias=False):
     """Resizes to (h, w) without keeping the aspect ratio."""
     if method == "bilinear" and not antialias and image.dtype == tf.uint8:
-        # The same numbers without tf.image.resize's conditionals; between pixels nothing leaves 0 to 255.
-        resized = tf.raw_ops.ResizeBilinear(images=image[None], size=pair(size), half_pixel_centers=True)
-        return tf.cast(resized[0], tf.uint8)
+        # The same numbers without tf.image.resize's conditionals, by the kernel for float32, which is the faster one.
+        # Between pixels nothing leaves 0 to 255.
+        image = tf.cast(image, tf.float32)[None]
+        return tf.cast(tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)[0], tf.uint8)
     return as_dtype(tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype)
 
 

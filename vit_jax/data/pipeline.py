@@ -62,8 +62,9 @@ class Pipeline:
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
+        known = tf.debugging.Assert((label >= 0) & (label < self.source.num_classes), ["the label is no class:", label])
         image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
-        with tf.control_dependencies([image]):
+        with tf.control_dependencies([image, known]):
             seconds = tf.timestamp() - start
         kept = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
         return dict(image=image, label=label) | kept
