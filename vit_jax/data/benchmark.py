@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 import resource
 import statistics
 import subprocess
@@ -27,8 +29,11 @@ def core_seconds() -> float:
 
 
 def peak_mib() -> float:
-    """The largest resident memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    """The largest resident memory that this program has had. (Linux's ru_maxrss begins at that of the parent.)"""
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, float]:
