@@ -3,5 +3,6 @@
 import os
 
 # TensorFlow reads and decodes here and computes nothing: without its messages and its numerics for neural networks.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+TENSORFLOW = {name: value for name, value in TENSORFLOW.items() if name not in os.environ}
+os.environ.update(TENSORFLOW)
