@@ -74,6 +74,13 @@ BAD_ARGUMENTS = {
     "--config.optim.power=2": "optim.power .* has no effect with optim.schedule=cosine",
     "--config.optim.shift=2": "optim.shift .* has no effect with optim.schedule=cosine",
     "--config.data={}": "config key data is unknown",
+    "--config.data.subset=ten": "data.subset='ten' is neither a share as 10% nor a number",
+    "--config.data.repeats=3": "data.batch_size=64 is not divisible by data.repeats=3",
+    "--config.data.name=mixture": "data.mixture is empty with data.name=mixture",
+    "--config.data.mixture=(('digits',1.0),)": "data.mixture .* has no effect with data.name=digits",
+    "--config.data.color_jitter=0.5": "data.color_jitter .* has no effect with data.three_augment=False",
+    "--config.data.erase=2": "data.erase=2.0 is outside",
+    "--config.data.method=cubic": "data.method='cubic' is none of bilinear, bicubic",
     "--config.optim.lr": "optim.lr",
     "extra": "argument 'extra' is not understood",
 }
@@ -83,6 +90,20 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_end_in_one_clear_line(argument, tiny):
     with pytest.raises(UserError, match=BAD_ARGUMENTS[argument]):
         configs.load(tiny, [argument])
+
+
+@pytest.mark.parametrize(
+    "mixture, more, message",
+    [
+        ("(('digits', -1.0),)", [], "data.mixture has a number -1.0"),
+        ("(('digits', 1.0), ('digits@val', 1e-9))", [], "gives digits@val less than 1/10,000 of the weight"),
+        ("(('digits', 1.0),)", ["--config.data.subset=10%"], "data.subset has no effect on a mixture"),
+        ("('digits', 1.0)", [], "expects a tuple of"),
+    ],
+)
+def test_wrong_mixtures_are_named(mixture, more, message, tiny):
+    with pytest.raises(UserError, match=message):
+        configs.load(tiny, ["--config.data.name=mixture", f"--config.data.mixture={mixture}", *more])
 
 
 def test_both_lengths_at_once_are_an_error(tiny):

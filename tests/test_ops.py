@@ -184,3 +184,9 @@ def test_random_crop_takes_every_window_equally_often():
     np.testing.assert_array_equal(out, windows)
     counts = np.histogram2d(top, left, bins=[range(4), range(5)])[0]  # 3 x 4 windows
     assert np.abs(counts - len(SEEDS) / 12).max() < 4 * np.sqrt(len(SEEDS) / 12)
+
+
+def test_reflect_pad_is_numpys():
+    image = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+    wanted = np.pad(image, [(4, 4), (4, 4), (0, 0)], mode="reflect")
+    np.testing.assert_array_equal(ops.reflect_pad(tf.constant(image), 4), wanted)

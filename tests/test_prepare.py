@@ -271,7 +271,7 @@ def test_short_side(config_file, tmp_path):
     )
     name = f"folder:{tmp_path}/in"
     report = run(config_file, "--short_side=32", f"--out={tmp_path}/out", data__name=name)
-    assert report["name"] == "in_32" and report["origin"]["jpeg_quality"] == 95
+    assert report["name"] == "in_32" and report["origin"]["jpeg_quality"] == prepare.QUALITY
     found = {label: image for image, label in everything("in_32", tmp_path / "out")}
     for label, (name, file) in enumerate(sources_of.items()):
         if name in ("equal.jpg", "small.png"):

@@ -132,9 +132,8 @@ def chips_of(topology: str) -> tuple[str, int]:
     return f"TPU {chip}", int(np.prod([int(part) for part in parts]))
 
 
-def pod_rows(config, num_classes: int, core_ms: float, args) -> list[dict]:
-    """What a pod takes, and the host cores that feed it."""
-    kind, count = chips_of(args.topology)
+def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
+    """What `count` chips of a `kind` take, and the host cores that feed them."""
     flops = 3 * perf.model_flops(train.make_model(config, num_classes))
     speed = count * chips.PEAK_FLOPS[kind] * args.mfu / flops
     return [
@@ -171,11 +170,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in vit_jax.data.TENSORFLOW}
 
 
-def against_rows(config, args, overrides: list[str]) -> list[dict]:
+def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     """Both pipelines, A B A B, each run in a fresh process, and the ratios of the medians."""
     found: dict[str, list[dict]] = {}
     for _ in range(args.runs):
-        for name, command in commands(config, args, overrides).items():
+        for name, command in commands.items():
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -202,10 +201,14 @@ def against_rows(config, args, overrides: list[str]) -> list[dict]:
 
 def run(config, args, overrides: list[str]):
     """All rows: `name`, `unit`, `median`, `runs`."""
-    source = sources.open_training(config.data)
-    catalog.found(config, source)
     if config.data.batch_size > args.images:
         raise UserError(f"--images={args.images} is less than a batch of {config.data.batch_size}: measure more")
+    if args.runs < 1 or args.mfu <= 0:
+        raise UserError(f"--runs={args.runs} and --mfu={args.mfu} must be above 0: correct them")
+    kind, count = chips_of(args.topology) if args.topology else ("", 0)
+    peers = commands(config, args, overrides) if args.against else {}
+    source = sources.open_training(config.data)
+    catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if args.alone:
         return alone(config, host, args)
@@ -213,5 +216,5 @@ def run(config, args, overrides: list[str]):
     rows += device_rows(config, host, args)
     if args.topology:
         cost = next(r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image")
-        rows += pod_rows(config, source.num_classes, cost, args)
-    return rows + (against_rows(config, args, overrides) if args.against else [])
+        rows += pod_rows(config, source.num_classes, cost, kind, count, args)
+    return rows + (against_rows(peers, args) if peers else [])
