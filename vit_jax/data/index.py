@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -74,10 +75,10 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a cache file at once or not at all; a folder that can't be written only costs the next start its time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}.tmp")
-        with fresh.open("wb") as file:
+        # A name of its own for each of the processes, on any host, that may share the folder.
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
             np.savez(file, **arrays)
-        fresh.replace(path)
+        pathlib.Path(file.name).replace(path)
     except OSError as error:
         log.warning("the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written", path, error)
 
