@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "figures": {"metrics"},
     "checkpoint": {"errors", "sharding"},
     "workdir": {"errors", "config", "checkpoint"},
-    "summary": {"layout", "perf", "sharding"},
+    "summary": {"layout", "perf", "sharding", "data"},
     "models": {"errors", "sharding", "augment", "perf", "models"},
     "formats": {"errors", "layout", "models", "formats"},
     "adapt": {"errors", "layout", "models", "formats"},

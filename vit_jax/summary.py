@@ -3,6 +3,7 @@
 import jax
 
 from vit_jax import layout, perf, sharding
+from vit_jax.data import catalog
 
 
 def schedule_line(config, schedule, total_steps: int) -> str:
@@ -23,12 +24,14 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     forward = perf.model_flops(model)
     run = 3 * forward * batch * total_steps
+    name = catalog.data_name(config.data)
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
     return [
         f"model       {config.model.variant}, {count:,} parameters, {model.grid[0]} x {model.grid[1]} patches of "
         f"{model.cell[0]} x {model.cell[1]} pixels, {model.num_classes} classes",
         f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; {run:.3g} in all",
-        f"data        {config.data.name} {config.data.split}, {examples:,} examples, batch {batch}{microbatches}",
+        f"data        {name}, {examples:,} examples, batch {batch}{microbatches}, {config.data.prefetch} of "
+        f"{batch * 3 * config.image_size**2 / 2**20:,.1f} MiB ready on the devices",
         f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, {config.optim.name}, "
         f"{config.optim.schedule}; learning rate by step {schedule_line(config.optim, schedule, total_steps)}",
         f"mesh        {', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())}",
