@@ -40,11 +40,12 @@ class Stages:
     def warning(self, data_wait: float, threads: int) -> str | None:
         """What to tell about a time of `data_wait` (share of the step time), once each time that it passes `LIMIT`.
 
-        Call it for every line of metrics. The first is never told: it holds the start of the pipeline.
+        Call it for every line of metrics. The first is never told: it holds the start of the pipeline. After a warning
+        the wait must fall to half the limit before there is another.
         """
-        spent, passed = self.take(), data_wait > LIMIT
-        tell, self.above = passed and not self.above and self.begun, passed and self.begun
-        self.begun = True
+        spent, begun, self.begun = self.take(), self.begun, True
+        tell = begun and data_wait > LIMIT and not self.above
+        self.above = tell or (self.above and data_wait > LIMIT / 2)
         if not tell or not spent:
             return None
         wall = {stage: ms / (1 if stage == "transfer" else threads) for stage, ms in spent.items()}
