@@ -99,6 +99,7 @@ def test_bad_arguments_end_in_one_clear_line(argument, tiny):
         ("(('digits', 1.0), ('digits@val', 1e-9))", [], "gives digits@val less than 1/10,000 of the weight"),
         ("(('digits', 1.0),)", ["--config.data.subset=10%"], "data.subset has no effect on a mixture"),
         ("('digits', 1.0)", [], "expects a tuple of"),
+        ("(('digits', 1.0),)", [], "evals.val.data.name is empty: name its data set"),
     ],
 )
 def test_wrong_mixtures_are_named(mixture, more, message, tiny):

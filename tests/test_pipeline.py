@@ -378,6 +378,20 @@ def test_damage_at_the_end_of_an_evaluation_is_counted_once(photos):
     assert host.bad == {19}
 
 
+def test_an_image_that_resizing_would_blow_up_is_damage():
+    thin = memory_source(np.zeros((1, 1, 30_000, 3), np.uint8))
+    central = eval_config("central")
+    with pytest.raises(UserError, match=r"picture 0 can't be read.*too long and thin"):
+        list(pipeline.eval_pipeline(central, thin, np.arange(1), 1, 224, "error").batches())
+
+
+def test_the_reason_is_that_of_the_decoder(photos):
+    source = opened(photos)
+    (photos / "a/07.jpg").unlink()
+    with pytest.raises(UserError, match=r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07"):
+        list(pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error").batches())
+
+
 @pytest.mark.parametrize("label", [-1, 4])
 def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
     source = dataclasses.replace(memory_source(noise(4), [0, 1, label, 3]), num_classes=4)

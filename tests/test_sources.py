@@ -2,6 +2,7 @@
 
 import collections
 import io
+import os
 import shutil
 import socket
 import time
@@ -14,7 +15,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from vit_jax import config as configs
 from vit_jax.data import images, pipeline, sources, splits
+from vit_jax.data.source import with_classes
 from vit_jax.errors import UserError
 
 FORMATS = ("tfrecord", "array_record")
@@ -150,6 +153,37 @@ def test_tfds_records_are_the_same_inside_of_the_pipeline(cifar10):
     pictures, labels = by_tfds(builder, "train+test")
     np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), pictures)
     assert np.concatenate([batch["label"] for batch in batches]).tolist() == labels
+
+
+def test_a_part_of_a_tfds_data_set_keeps_its_classes_in_proportion(cifar10):
+    """The labels are read once, by a scan of the records."""
+    _, data_dir = cifar10
+    whole = sources.open_source("cifar10", "train", str(data_dir))
+    _, labels = everything(whole)
+    assert whole.labels().tolist() == labels
+    config = configs.defaults()
+    config.data.update(name="cifar10", data_dir=str(data_dir), subset="20")
+    part = sources.open_training(config.data)
+    _, chosen = everything(part)
+    assert part.num_examples == 20 and part.labels().tolist() == chosen
+    assert np.abs(np.bincount(chosen, minlength=10) - np.bincount(labels, minlength=10) * 20 / 47).max() <= 1.5
+
+
+def test_fingerprints_see_the_content_and_not_the_place(tmp_path, no_network):
+    features = dict(image=tfds.features.Image(shape=(4, 4, 3)), label=tfds.features.ClassLabel(num_classes=2))
+
+    def fingerprint(folder: str, seed: int, split="train") -> str:
+        rng = np.random.default_rng(seed)
+        images = [
+            np.full((4, 4, 3), 7, np.uint8) if seed else rng.integers(0, 256, (4, 4, 3), np.uint8) for _ in range(9)
+        ]
+        write_tfds(tmp_path / folder, "herbarium", features, [dict(image=image, label=0) for image in images])
+        return sources.open_source("herbarium", split, str(tmp_path / folder)).fingerprint
+
+    first = fingerprint("one", 0)
+    assert fingerprint("moved", 0) == first
+    assert fingerprint("other", 1) != first  # as many records, of other sizes
+    assert fingerprint("part", 0, "train[:5]") != first
 
 
 def test_tfds_data_without_code_is_opened_by_its_files(tmp_path, no_network):
@@ -321,6 +355,15 @@ def test_folder_with_splits(tmp_path):
         assert pictures[:, 0, 0, 0].tolist() == numbers  # the record is that of the file that describe() names
 
 
+@pytest.mark.parametrize("num_classes", [3, 5])
+def test_classes_are_matched_by_name_also_where_the_model_has_more(tmp_path, num_classes):
+    make_folder(tmp_path, {"b": 1, "c": 1})
+    opened = with_classes(sources.open_source(f"folder:{tmp_path}", "train"), ("a", "b", "c"), num_classes, "evals.x")
+    assert sorted(everything(opened)[1]) == [1, 2] == sorted(opened.labels()) and opened.num_classes == num_classes
+    with pytest.raises(UserError, match=r"evals\.x has the class 'b'"):
+        with_classes(sources.open_source(f"folder:{tmp_path}", "train"), ("a", "c"), num_classes, "evals.x")
+
+
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
 def test_folder_validation_has_three_names(tmp_path, name):
     make_folder(tmp_path, {"train/a": 2, f"{name}/a": 3})
@@ -353,6 +396,27 @@ def test_folder_lists_nested_and_leaves_out_hidden_and_foreign_files(tmp_path):
     (tmp_path / "a/notes.txt").write_text("not an image")
     source = sources.open_source(f"folder:{tmp_path}/", "train")
     assert set(labelled(source, tmp_path)) == {"a/000.png", "b/x/y/000.png", "b/x/y/001.png"}
+
+
+def test_folders_may_be_links(tmp_path):
+    make_folder(tmp_path / "store", {"owl": 2, "jay": 3})
+    (tmp_path / "set/train").mkdir(parents=True)
+    for name in ("owl", "jay"):
+        (tmp_path / "set/train" / name).symlink_to(tmp_path / "store" / name)
+    assert sources.open_source(f"folder:{tmp_path}/set", "train").num_examples == 5
+    (tmp_path / "set/train/emu").symlink_to(tmp_path / "store/emu")
+    assert "set/train/emu is a link that leads nowhere" in message(f"folder:{tmp_path}/set", "train")
+    (tmp_path / "set/train/emu").unlink()
+    (tmp_path / "store/owl/circle").symlink_to(tmp_path / "store")
+    (tmp_path / "store/back").symlink_to(tmp_path / "store")
+    assert "is a link to a folder that it is in" in message(f"folder:{tmp_path}/store", "train")
+
+
+def test_names_that_are_no_utf8_are_listed(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    save(folder / os.fsdecode(b"\xe9t\xe9.png"))
+    source = sources.open_source(f"folder:{tmp_path}", "train")
+    assert source.describe(0).endswith("caf\\xe9/\\xe9t\\xe9.png") and source.read([0])[0][:4] == b"\x89PNG"
 
 
 def test_folder_mistakes_are_named(tmp_path):

@@ -72,6 +72,7 @@ RANGES = {
     "data.batch_size": (1, 2**31),
     "data.mixture": (1e-9, 1e9),
     "data.repeats": (1, 64),
+    "data.threads": (0, 1024),
     "data.area_min": (1e-6, 1.0),
     "data.color_jitter": (0.0, 1.0),
     "data.erase": (0.0, 1.0),
@@ -154,6 +155,9 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             "loss=multilabel_xent counts in full: set it to 0"
         )
     check_data(config.data)
+    for name, entry in config.evals.items():
+        if config.data.name == "mixture" and not entry.data.name:
+            raise UserError(f"config key evals.{name}.data.name is empty: name its data set, for training has several")
     check_optim(config.optim)
     best = config.checkpoint.keep_best
     if best and not any(re.fullmatch(f"eval/{re.escape(name)}/(top1|loss)", best) for name in config.evals):

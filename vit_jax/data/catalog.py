@@ -87,7 +87,8 @@ def declared(config) -> Facts:
     if data.name == "mixture":
         sizes = [size_of(name, split) for name, split, _ in mixture_parts(data)]
         examples = sum(size for size, *_ in sizes) if all(size for size, *_ in sizes) else 0
-        classes, names = max(size[1] for size in sizes), ()
+        names = tuple(dict.fromkeys(name for *_, own in sizes for name in own)) if all(own for *_, own in sizes) else ()
+        classes = len(names) or max(size[1] for size in sizes)
     else:
         examples, classes, names = size_of(data.name, data.split)
         examples = splits.amount(data.subset, examples, data.name) if data.subset and examples else examples

@@ -15,10 +15,11 @@ MIXING_SEED = 0  # of the fixed order in which a folder without split folders is
 def scan(root: str) -> dict[str, np.ndarray]:
     """All folders below `root` (relative, sorted, "" first), when they changed, and the images in each of them."""
     folders, changed, counts, images = [], [], [], []
-    for path, _, names in storage.walk(root):
+    remote = ((path, 0, below, names) for path, below, names in storage.walk(root))
+    for path, time, _, names in storage.walk_local(root) if storage.is_local(root) else remote:
         found = [name for name in names if name.lower().endswith(SUFFIXES)]
         folders.append(path[len(root) :].strip("/"))
-        changed.append(os.stat(path).st_mtime_ns if storage.is_local(path) else 0)
+        changed.append(time)
         counts.append(len(found))
         images += found
     order = sorted(range(len(folders)), key=lambda i: folders[i].split("/"))
@@ -133,6 +134,6 @@ def load(root: str) -> Listing:
         labels=labels[of_image],
         splits=parts,
         read=lambda i: storage.read(path(i)),
-        describe=path,
+        describe=lambda i: index.printable(path(i)),
         fingerprint=index.digest("\n".join(folders), counts, images.bytes, images.ends),
     )

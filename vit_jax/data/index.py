@@ -3,16 +3,20 @@
 The folder is $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME, else ~/.cache/vit_jax. It may be deleted at any time.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import pathlib
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 log = logging.getLogger(__name__)
+
+VERSION = 1  # of what the arrays mean: raise it when that changes
 
 
 class Strings(Sequence):
@@ -48,15 +52,23 @@ def digest(*parts) -> str:
     """A fingerprint of arrays and strings."""
     sha = hashlib.sha256()
     for part in parts:
-        sha.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part))
+        sha.update(os.fsencode(part) if isinstance(part, str) else np.ascontiguousarray(part))
         sha.update(b"\0")
     return sha.hexdigest()[:16]
+
+
+def printable(path: str) -> str:
+    """A path for messages, also where its bytes are no UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def folder() -> pathlib.Path:
     if given := os.environ.get("VIT_JAX_CACHE"):
         return pathlib.Path(given)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vit_jax"
+    try:
+        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vit_jax"
+    except RuntimeError:  # a user without a home, as in some containers
+        return pathlib.Path(tempfile.gettempdir()) / "vit_jax"
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
@@ -73,13 +85,16 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a cache file at once or not at all; a folder that can't be written only costs the next start its time."""
+    # A name of its own for each of the processes, on any host, that may share the folder.
+    fresh = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own for each of the processes, on any host, that may share the folder.
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        with fresh.open("wb") as file:
             np.savez(file, **arrays)
-        pathlib.Path(file.name).replace(path)
+        fresh.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
         log.warning("the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written", path, error)
 
 
@@ -87,7 +102,7 @@ def cached(
     kind: str, where: str, build: Callable[[], dict[str, np.ndarray]], is_current: Callable[[dict], bool]
 ) -> dict[str, np.ndarray]:
     """The arrays that `build` makes of the data at `where`, kept for as long as `is_current(arrays)` holds."""
-    path = folder() / f"{kind}-{digest(where)}.npz"
+    path = folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
     arrays = read(path)
     if arrays is not None:
         try:

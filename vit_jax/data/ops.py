@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+MAX_RESIZED = 2**24  # pixels; a side of 224 becomes at most 334 times as long
+
 
 def pair(size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
@@ -27,7 +29,9 @@ def resize(image, size, method="bilinear", antialias=False):
 def resize_by(image, ratio, method, antialias):
     """Multiplies both sides by `ratio` (a float32 tensor), rounded to whole pixels."""
     target = tf.cast(tf.round(tf.cast(tf.shape(image)[:2], tf.float32) * ratio), tf.int32)
-    return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
+    message = "the image is too long and thin to be resized"
+    with tf.control_dependencies([tf.debugging.assert_less_equal(tf.reduce_prod(target), MAX_RESIZED, message)]):
+        return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
 
 
 def resize_small(image, size, method="area", antialias=False):

@@ -35,8 +35,16 @@ def shuffle(position, size, *key):
     """
     words = [tf.bitcast(hash64(*key, word), tf.int64) for word in range(3)]
     seed = tf.stack([tf.broadcast_to(word, tf.shape(position)) for word in words], axis=-1)
-    last = tf.broadcast_to(tf.cast(size - 1, tf.int64), tf.shape(position))
-    return tf.raw_ops.RandomIndexShuffle(index=position, seed=seed, max_index=last, rounds=ROUNDS)
+    size = tf.broadcast_to(tf.cast(size, tf.int64), tf.shape(position))
+    # Where the largest index is a power of two, 2^16 and some above are no permutation in TensorFlow 2.21, which takes
+    # a bit too few: there one more index is shuffled, and what lands on it is shuffled again.
+    spare = tf.cast(tf.equal(tf.bitwise.bitwise_and(size - 1, size - 2), 0), tf.int64)
+
+    def permute(index):
+        return tf.raw_ops.RandomIndexShuffle(index=index, seed=seed, max_index=size - 1 + spare, rounds=ROUNDS)
+
+    found = permute(position)
+    return tf.where(found == size, permute(found), found)
 
 
 def shares(weights: Sequence[float]) -> np.ndarray:

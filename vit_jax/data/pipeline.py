@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -137,11 +138,22 @@ class Pipeline:
                     raise
                 raise UserError(
                     f"{bad[0]} can't be read as an image ({len(bad)} such in the batch of step {where}): "
-                    f"remove or replace it, or set data.on_corrupt=skip; the decoder says: {one_line(error)[:160]}"
+                    f"remove or replace it, or set data.on_corrupt=skip; the reason: {reason(error)}"
                 ) from None
             self.stages.add("decode", float(batch.pop("seconds").sum()), self.rows)
             self.count_blanks(step, batch)
             yield batch
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """What TensorFlow says, without where in its graph that was."""
+    text = re.sub(r"\{\{[^}]*\}\}|\[\[.*", "", one_line(error)).split(" Traceback ")[0]
+    return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
+
+
+def cores() -> int:
+    """Those that this process may use, in a container fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -> Pipeline:
@@ -156,7 +168,7 @@ def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -
         rows=len(rows),
         steps=total_steps,
         on_corrupt=data.on_corrupt,
-        threads=data.threads or os.cpu_count(),
+        threads=data.threads or cores(),
     )
 
 
@@ -172,5 +184,5 @@ def eval_pipeline(
         rows=len(rows),
         steps=-(-source.num_examples // batch_size),
         on_corrupt=on_corrupt,
-        threads=threads or os.cpu_count(),
+        threads=threads or cores(),
     )

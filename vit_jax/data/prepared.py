@@ -1,6 +1,8 @@
 """Data sets that TFDS has prepared, as array_record or tfrecord: any record at once, images left encoded."""
 
+import logging
 import os
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +11,8 @@ import tensorflow as tf
 from vit_jax.data import index, storage, tfrecord
 from vit_jax.data.source import Source
 from vit_jax.errors import UserError, one_line
+
+log = logging.getLogger(__name__)
 
 
 def builder_of(name: str, data_dir: str):
@@ -22,7 +26,7 @@ def builder_of(name: str, data_dir: str):
         raise UserError(
             f"data set {name!r} is neither known to TFDS nor prepared in {where}: check the name, or set data.data_dir"
         ) from None
-    except (AssertionError, ValueError, OSError, ImportError) as error:
+    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
         raise UserError(
             f"data set {name!r} can't be opened in {where}: {one_line(error)[:200]}: correct data.name"
         ) from None
@@ -75,7 +79,7 @@ def instructions_of(info, name: str, split: str) -> list:
             f"split {split!r} of {name} can't be read: {one_line(error)[:200]} It has {', '.join(info.splits)}, "
             "or slices such as train[:90%]: correct it"
         ) from None
-    if not found:
+    if sum(part.take for part in found) < 1:
         raise UserError(f"split {split!r} of {name} has no examples: choose a larger part of {', '.join(info.splits)}")
     for part in found:
         if not storage.exists(os.fspath(part.filename)):
@@ -94,9 +98,13 @@ def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -
     """The labels of all records, int32 [count]. Reads the whole split, once: the labels are kept."""
 
     def scan() -> dict[str, np.ndarray]:
+        def records(numbers):
+            return np.asarray([*read(numbers.tolist()), b""], object)[:-1]  # an array of objects even for one record
+
         numbers = tf.data.Dataset.range(count).batch(64)
-        records = numbers.map(lambda i: (tf.numpy_function(read, [i], tf.string, stateful=False), i))
-        labels = records.unbatch().map(lambda record, i: parse(tf.ensure_shape(record, []), i)[1])
+        pairs = numbers.map(lambda i: (tf.numpy_function(records, [i], tf.string, stateful=False), i)).unbatch()
+        labels = pairs.map(lambda record, i: parse(tf.ensure_shape(record, []), i)[1])
+        log.info("reading the labels of %d records, once", count)
         return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
 
     arrays = index.cached("labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count)
@@ -117,7 +125,8 @@ def load(name: str, split: str, data_dir: str) -> Source:
     read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
     parse, count = make_parse(info.features, *keys), sum(part.take for part in instructions)
     parts = [(os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard) for part in instructions]
-    fingerprint = index.digest(info.full_name, repr(parts))
+    sizes = {key: part.num_bytes for key, part in info.splits.items() if key in re.findall(r"[\w.-]+", split)}
+    fingerprint = index.digest(info.full_name, repr(parts), repr(sizes))
     return Source(
         num_examples=count,
         num_classes=info.features[keys[1]].num_classes,

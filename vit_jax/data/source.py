@@ -94,8 +94,8 @@ def with_classes(source: Source, class_names: Sequence[str], num_classes: int, w
     Raises:
       UserError: the source has a class that the model has not.
     """
-    if len(class_names) == num_classes and source.class_names:
-        return renumbered(source, class_names, where)
+    if class_names and source.class_names:
+        return dataclasses.replace(renumbered(source, class_names, where), num_classes=num_classes)
     if source.num_classes > num_classes:
         raise UserError(f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose other data")
     return source

@@ -58,7 +58,7 @@ def stamp(path: str) -> tuple[int, int]:
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """(folder, names of folders in it, names of files in it) for a folder and all below it, in sorted order.
 
-    Hidden names are left out. Links to folders are followed one level deep, as a class folder may be one.
+    Hidden names are left out. Links to folders are followed.
     """
     if not is_local(path):
         for folder, folders, files in file_systems().walk(path):
@@ -67,15 +67,31 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
                 clean = sorted(name.rstrip("/") for name in folders if name[0] != ".")
                 yield folder.rstrip("/"), clean, sorted(name for name in files if name[0] != ".")
         return
-    folders, files = [], []
-    for entry in os.scandir(path):
-        if not entry.name.startswith("."):
-            (folders if entry.is_dir() else files).append(entry.name)
-    yield path, sorted(folders), sorted(files)
-    for name in sorted(folders):
-        for folder, below, found in os.walk(os.path.join(path, name)):
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            yield folder, list(below), sorted(name for name in found if not name.startswith("."))
+    for folder, _, folders, files in walk_local(path):
+        yield folder, folders, files
+
+
+def walk_local(path: str, above: tuple = ()) -> Iterator[tuple[str, int, list[str], list[str]]]:
+    """Like `walk`, with the time of the last change of each folder, taken before it is listed.
+
+    Raises:
+      UserError: a folder can't be read, a link leads nowhere, or links go round in a circle.
+    """
+    try:
+        status = os.stat(path)
+        entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"folder {path} can't be listed ({error.strerror}): make it readable or remove it") from None
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        raise UserError(f"folder {path} is a link to a folder that it is in: remove it")
+    for entry in entries:
+        if entry.is_symlink() and not os.path.exists(entry.path):
+            raise UserError(f"{entry.path} is a link that leads nowhere: mend or remove it")
+    folders = sorted(entry.name for entry in entries if entry.is_dir())
+    yield path, status.st_mtime_ns, folders, sorted(entry.name for entry in entries if not entry.is_dir())
+    for name in folders:
+        yield from walk_local(os.path.join(path, name), (*above, identity))
 
 
 def must_be_reachable(path: str) -> None:

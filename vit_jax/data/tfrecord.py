@@ -33,9 +33,9 @@ def offsets(path: str, count: int) -> np.ndarray:
 
 def scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
     """The index of whole shards."""
+    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)  # before: what changes meanwhile is noticed
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         rows = list(pool.map(offsets, paths, counts))
-    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)
     return dict(stamps=stamps, counts=np.asarray(counts, np.int64), rows=np.concatenate(rows))
 
 
