@@ -1,6 +1,10 @@
 """`vit_jax.data show` and `check`, the cache of evaluation images, and the warning of a run that waits for data."""
 
 import json
+import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import jax
@@ -15,7 +19,9 @@ from test_pipeline import SIDE, eval_config, memory_source, noise
 from vit_jax import augment, preprocess
 from vit_jax import config as configs
 from vit_jax.data import __main__ as command
-from vit_jax.data import eval_cache, images, ops, pipeline, sources, stages
+from vit_jax.data import check as check_command
+from vit_jax.data import eval_cache, images, ops, pipeline, sources, stages, storage
+from vit_jax.errors import UserError
 
 
 def photo_folder(root, count: int = 12):
@@ -68,9 +74,41 @@ def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + 8
 
 
-def test_show_refuses_a_negative_step(tiny, capsys):
-    assert command.main(["show", f"--config={tiny}", "--step=-1"]) == 2
-    assert "--step=-1 is negative" in last_error(capsys)
+@pytest.mark.parametrize("step", [-1, 2**31])
+def test_show_refuses_a_step_that_is_none(step, tiny, capsys):
+    assert command.main(["show", f"--config={tiny}", f"--step={step}"]) == 2
+    assert f"--step={step} is outside of 0 to 2147483647" in last_error(capsys)
+
+
+@pytest.mark.parametrize("crop", ["inception", "resize"])
+def test_show_names_an_image_that_cannot_be_read(crop, tiny, tmp_path, capsys):
+    root = photo_folder(tmp_path / "photos")
+    bad = root / "jay" / "01.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    arguments = [f"--config.data.name=folder:{root}", f"--config.data.crop={crop}", "--config.data.batch_size=12"]
+    assert command.main(["show", f"--config={tiny}", *arguments]) == 2
+    assert f"{bad} can't be read as an image" in last_error(capsys)
+    shown = show(tiny, tmp_path, "--config.data.on_corrupt=skip", *arguments)
+    assert [name for name, crop in zip(shown["names"], shown["crop"], strict=True) if crop is None] == [str(bad)]
+    assert f"{bad}: can't be read" in capsys.readouterr().out
+
+
+def test_show_asks_for_a_size(capsys):
+    assert command.main(["show", "--config=configs/evaluate.py:digits"]) == 2
+    assert "image_size=0 is for evaluate only" in last_error(capsys)
+
+
+def test_show_needs_no_accelerator_and_prints_what_the_terminal_cannot(tiny, tmp_path):
+    root = photo_folder(tmp_path / "photos")
+    (root / "jay" / "01.png").rename(root / "jay" / "\u00fc.png")
+    arguments = [f"--config={tiny}", f"--config.data.name=folder:{root}", "--config.data.batch_size=12"]
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_jax.data", "show", *arguments],
+        capture_output=True,
+        check=False,
+        env=os.environ | dict(JAX_PLATFORMS="cuda", PYTHONIOENCODING="ascii"),
+    )
+    assert done.returncode == 0 and b"\\xfc.png" in done.stdout, done.stderr[-400:]
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
@@ -119,6 +157,107 @@ def test_check_scans_for_corrupt_images(tiny, tmp_path, capsys):
     assert str(bad) in last_error(capsys)
     bad.unlink()
     assert check(tiny, tmp_path, "--scan", *arguments)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config.data.name=../[/x]"],
+        ["--config.data.name=cifar10/foo:9.9"],
+        ["--config.data.split=train[/a]"],
+    ],
+)
+def test_check_prints_what_looks_like_markup(arguments, tiny, tmp_path, capsys):
+    code, _ = check(tiny, tmp_path, f"--config.data.data_dir={tmp_path}", *arguments)
+    assert code == 1 and "train: " in last_error(capsys)
+
+
+def test_sheets_of_long_names_differ(tmp_path):
+    paths = [check_command.sheet_path(str(tmp_path), "train", "folder:/" + "\u00e4" * 300 + end) for end in "ab"]
+    assert paths[0] != paths[1] and max(len(os.fsencode(path.name)) for path in paths) < 240
+    for path in paths:
+        path.touch()
+
+
+@pytest.mark.parametrize("below", ["", "/folder"])
+def test_check_refuses_an_out_that_is_a_file(below, tiny, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert command.main(["check", f"--config={tiny}", f"--out={tmp_path}/file{below}"]) == 2
+    assert f"--out={tmp_path}/file{below} can't be written" in last_error(capsys)
+
+
+def test_json_can_be_no_folder(tiny, tmp_path, capsys):
+    assert command.main(["check", f"--config={tiny}", f"--json={tmp_path}", f"--out={tmp_path}"]) == 2
+    assert f"--json={tmp_path} is a folder" in last_error(capsys)
+    name = tmp_path / ("x" * 300)
+    assert command.main(["show", f"--config={tiny}", f"--json={name}"]) == 2
+    assert "can't be written" in last_error(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--config.data.num_examples=5"], "train: config key data.num_examples=5, but digits train has 1077"),
+        (["--config.model.num_classes=7"], "train: config key model.num_classes=7 is less than the 10 classes"),
+        (["--config.data.subset=5000"], "train: config key data.subset='5000' is 5000 of the 1077"),
+        (["--config.evals.val.data.name=PHOTOS"], "evals.val has the class 'jay', which the model has not"),
+    ],
+)
+def test_check_refuses_what_training_refuses(arguments, message, tiny, tmp_path, capsys):
+    root = photo_folder(tmp_path / "photos")
+    arguments = [argument.replace("PHOTOS", f"folder:{root}") for argument in arguments]
+    split = ["--config.evals.val.data.split=train"] if "photos" in arguments[0] else []
+    assert check(tiny, tmp_path, *arguments, *split)[0] == 1
+    assert message in last_error(capsys)
+
+
+def test_check_of_a_subset_counts_it(tiny, tmp_path):
+    code, report = check(tiny, tmp_path, "--config.data.subset=100")
+    assert code == 0 and report["data"][0]["num_examples"] == 100
+
+
+def mixed(tiny, *parts: str) -> str:
+    path = pathlib.Path(tiny).with_name("mixed.py")
+    text = pathlib.Path(tiny).read_text()
+    path.write_text(text.replace('name="digits"', f'name="mixture", mixture={tuple((part, 1.0) for part in parts)!r}'))
+    return str(path)
+
+
+def test_check_of_a_mixture(tiny, tmp_path, capsys):
+    evals = ["--config.evals.val.data.name=digits"]
+    code, report = check(mixed(tiny, "digits@train", "digits@test"), tmp_path, *evals)
+    assert code == 0
+    first, second, whole, _ = report["data"]
+    assert [part["num_examples"] for part in (first, second, whole)] == [1077, 360, 1437]
+    assert (whole["use"], whole["name"]) == ("train", "mixture") and os.path.exists(whole["sheet"])
+    photos = f"folder:{photo_folder(tmp_path / 'photos')}@train"
+    none = f"folder:{tmp_path}/none"
+    code, report = check(mixed(tiny, photos, none, "digits@nosplit"), tmp_path, *evals)
+    assert code == 1 and [part["ready"] for part in report["data"]] == [True, False, False, False, True]
+    line = last_error(capsys)
+    assert line.count("/none does not exist") == 1 and "'nosplit' does not exist in digits" in line
+
+
+def test_check_of_an_evaluation_without_an_image_size(tmp_path):
+    code, report = check("configs/evaluate.py:digits", tmp_path)
+    assert code == 0 and [entry["ready"] for entry in report["data"]] == [True, True]
+
+
+def test_check_asks_the_network_only_for_what_lies_there(tiny, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def refuse(path):
+        asked.append(path)
+        raise UserError(f"{path} can't be reached")
+
+    monkeypatch.setattr(storage, "must_be_reachable", refuse)
+    root = photo_folder(tmp_path / "photos")
+    evals = ["--config.evals.val.data.name=digits", "--config.data.data_dir=gs://bucket/data"]
+    assert check(tiny, tmp_path, f"--config.data.name=folder:{root}", *evals)[0] == 1  # other classes than digits
+    assert not asked
+    assert check(tiny, tmp_path, "--config.data.name=folder:gs://bucket/photos", *evals)[0] == 1
+    assert check(tiny, tmp_path, "--config.data.name=cifar10", *evals)[0] == 1
+    assert asked == ["gs://bucket/photos", "gs://bucket/data"]
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import tensorflow as tf
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax.data import catalog, folder, index, manifest, sources, splits, tars
+from vit_jax.data import catalog, folder, index, listing, manifest, sources, splits, tars
 from vit_jax.errors import UserError
 
 
@@ -144,6 +145,125 @@ def test_the_index_of_tars_is_kept_while_they_are_unchanged(tmp_path, monkeypatc
     assert pixels(changed, range(6)) == [5, 6, 7, 8, 9, 10] and changed.fingerprint != first.fingerprint
 
 
+def sizes(where) -> dict[str, int]:
+    """Examples of each split, by the first of its names."""
+    return {name: len(part) for name, part in tars.load(str(where)).splits.items() if name in folder.SPLITS}
+
+
+def test_splits_are_named_below_the_given_folder(tmp_path):
+    root = tmp_path / "val" / "train_shards"
+    for number, name in enumerate(("train-000", "val-000", "shard-000", "test/train-val-000")):
+        make_tar(root / f"{name}.tar", wds([number]))
+    assert sizes(root) == dict(train=2, val=2) and sizes(f"{root}/*-000.tar") == dict(train=2, val=1)
+    assert sizes(root / "val-000.tar") == dict(val=1) and sizes(root / "shard-000.tar") == dict(train=1)
+    make_tar(root / "test/000.tar", wds([5]))
+    assert sizes(root) == dict(train=2, val=2, test=1)
+
+
+def test_tars_named_after_classes_are_no_splits(tmp_path):
+    for name in ("train", "test", "owl"):
+        make_tar(tmp_path / f"{name}.tar", {"a.png": png(1)})
+    assert sizes(tmp_path) == dict(train=3) and tars.load(str(tmp_path)).class_names == ("owl", "test", "train")
+    make_tar(tmp_path / "val/test.tar", {"a.png": png(2)})
+    assert sizes(tmp_path) == dict(train=3, val=1)
+
+
+def add(archive, name: str, kind: bytes, target: str = "") -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    archive.addfile(info)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_tars_may_end_with_other_members_than_files(tmp_path, form, kind, caplog):
+    path = make_tar(tmp_path / "0.tar", {"owl/0.png": png(0), "owl/1.png": png(1)}, form)
+    with tarfile.open(path, "a", format=form) as archive:
+        add(archive, "owl/2.png" if kind != tarfile.DIRTYPE else "x" * 200, kind, "./owl/1.png")
+    found = tars.load(str(tmp_path))
+    assert pixels(found, range(len(found.labels))) == [0, 1, 1][: 2 + (kind == tarfile.LNKTYPE)]
+    assert ("1 images of" in caplog.text) == (kind == tarfile.SYMTYPE)
+
+
+def test_tars_end_by_zeros_and_nothing_else(tmp_path):
+    path = tmp_path / "0.tar"
+    make_tar(path, {"owl/0.png": png(0), "owl/1.png": png(1)})
+    whole = path.read_bytes()
+    for keep in (1024, 2048):
+        path.write_bytes(whole[:keep])
+        assert "is cut off or damaged after its member owl/" in wrong(tars.load, str(path))
+    for more in (b"", bytes(512), bytes(tars.CHUNK + 100)):
+        path.write_bytes(whole[: 2048 + 512] + more)
+        assert len(tars.load(str(path)).labels) == 2
+    for more in (whole, bytes(tars.CHUNK) + b"x"):
+        path.write_bytes(whole + more)
+        assert "goes on after its end at byte 2048" in wrong(tars.load, str(path))
+
+
+def test_links_to_nothing_and_sparse_members_are_named(tmp_path):
+    path = make_tar(tmp_path / "0.tar", {"owl/0.png": png(0)})
+    with tarfile.open(path, "a") as archive:
+        add(archive, "owl/2.png", tarfile.LNKTYPE, "owl/none.png")
+    assert "owl/2.png of" in wrong(tars.load, path) and "a link to owl/none.png" in wrong(tars.load, path)
+    info = tarfile.TarInfo("owl/3.png")
+    info.type = tarfile.GNUTYPE_SPARSE
+    (tmp_path / "0.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    assert "owl/3.png of" in wrong(tars.load, path) and "is sparse" in wrong(tars.load, path)
+
+
+def test_dots_in_names_lose_no_image(tmp_path):
+    files = {"photo.1.PNG": png(1), "photo.1.cls": b"7", "photo.png": png(2), "photo.cls": b"5", "photo.meta.json": b""}
+    path = make_tar(
+        tmp_path / "0.tar", files | {"v1.0/a.b.png": png(3), "v1.0/a.b.json": b'{"label": 6}', "._x.png": b""}
+    )
+    found = tars.load(path)
+    assert pixels(found, range(3)) == [1, 2, 3] and found.labels.tolist() == [7, 5, 6]
+    make_tar(tmp_path / "0.tar", {"owl/a.png": png(1), "owl/a.jpg": png(2)})
+    assert "example owl/a of" in wrong(tars.load, path) and "has 2 images" in wrong(tars.load, path)
+
+
+def test_marks_in_real_names_are_no_patterns(tmp_path):
+    for number, name in enumerate(
+        ("a[1].tar", "br [x]/train-0.tar", "br{1..2}/train-0.tar", "a1.tar", "p-1/{0..1}.tar")
+    ):
+        make_tar(tmp_path / name, wds([number]))
+    for number, name in enumerate(
+        ("a[1].tar", "br [x]/train-*.tar", "br{1..2}/train-*.tar", "a[1-9].tar", "p-{1..1}/*")
+    ):
+        assert pixels(tars.load(f"{tmp_path}/{name}"), [0]) == [number], name
+    assert len(tars.load(f"{tmp_path}/br{{1..2}}").labels) == len(tars.load(f"{tmp_path}/p-1/{{0..1}}.tar").labels) == 1
+    assert len(tars.load(f"{tmp_path}/br{{1..2}}/train-{{0..0}}.tar").labels) == 1
+    assert "folder" in wrong(tars.load, f"{tmp_path}/none/*.tar")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("cls", b" \n", "label of example a of .* is empty"),
+        ("cls", b"x" * 300, "label of example a of .* has 300 bytes, more than 256"),
+        ("json", b'{"label": null}', "member a.json of .* is no text and no whole number"),
+        ("json", b'{"label": true}', "member a.json of .* is no text and no whole number"),
+        ("json", b'{"label": "\\ud800"}', "example a of .* is no Unicode"),
+        ("cls", b"99999999", "label 99999999 in 1 examples: numbers as labels must count from 0"),
+    ],
+)
+def test_wrong_labels_are_named(tmp_path, name, content, message):
+    path = make_tar(tmp_path / "0.tar", {"a.png": png(1), f"a.{name}": content})
+    with pytest.raises(UserError, match=message):
+        tars.load(path)
+
+
+def test_classes_are_numbered_in_little_memory():
+    texts = ["b", "a", "x" * 256, "b"] * 50_000
+    tracemalloc.start()
+    labels, names, count = listing.number_classes(iter(texts), {"train": np.arange(len(texts))}, "here")
+    assert tracemalloc.get_traced_memory()[1] < 2e7
+    tracemalloc.stop()
+    assert labels[:4].tolist() == [1, 0, 2, 1] and names == ("a", "b", "x" * 256) and count == 3
+    assert listing.number_classes(["1009", "0"], {}, "here")[2] == 1010
+    assert listing.number_classes(["1", "0", "01"], {}, "here")[0].tolist() == [1, 0, 1]
+
+
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +300,11 @@ def test_wrong_manifests_are_named(tmp_path):
         "path,label\n": "lists no images",
         "path,label\na.png,owl\nb.png\n": "line 3 of manifest .* has no label",
         "path,label\na.png,owl\nb.png,jay\na.png,jay\n": r"lists a\.png twice, in lines 2 and 4",
+        "path,label\na.png,owl\n./b.png,jay\n./a.png,jay\n": r"lists \./a\.png twice, in lines 2 and 4",
+        f"path,label\na.png,owl\n{path[:-8]}a.png,jay\n": r"twice, in lines 2 and 3",
+        "path,label\na.png,owl\n.,jay\n": r"line 3 of manifest .* names the folder \.:",
+        "path,label\na.png,  \n": r"label of line 2 of manifest .* is empty",
+        f"path,label\na.png,{'x' * 300}\n": r"label of line 2 of manifest .* has 300 bytes",
         "path,label\na.png,owl\nc.png,jay\nd.png,jay\n": r"2 of the 3 images .* do not exist, the first is c\.png in",
     }.items():
         with open(path, "w") as file:
@@ -190,6 +315,12 @@ def test_wrong_manifests_are_named(tmp_path):
         file.write(b"path,label\n\xff\xfe,1\n")
     assert "no CSV file in UTF-8" in wrong(manifest.load, path)
     assert "does not exist" in wrong(manifest.load, str(tmp_path / "nowhere.csv"))
+    assert "is a folder: give the CSV file" in wrong(manifest.load, str(tmp_path))
+
+
+def test_white_space_around_labels_is_none_of_theirs(tmp_path):
+    found = manifest.load(write_manifest(tmp_path, [("a.png", " owl"), ("b.png", "owl "), ("./c.png", "a jay")]))
+    assert found.class_names == ("a jay", "owl") and found.labels.tolist() == [1, 1, 0]
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -228,7 +359,7 @@ def test_a_listing_is_kept_until_a_file_comes_or_goes(tmp_path, monkeypatch):
 def test_a_damaged_index_is_built_again(tmp_path, caplog):
     root = make_folder(tmp_path, {"a": 2})
     folder.load(root)
-    path = index.folder() / f"folder-{index.digest(root)}.npz"
+    path = index.folder() / f"folder-{index.VERSION}-{index.digest(root)}.npz"
     for content in (b"", b"PK\3\4 no zip", path.read_bytes()[:200]):
         path.write_bytes(content)
         caplog.clear()

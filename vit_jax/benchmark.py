@@ -7,6 +7,7 @@ import argparse
 import importlib
 import json
 import logging
+import os
 import pathlib
 import sys
 
@@ -58,13 +59,20 @@ def main(argv: list[str]) -> int:
         config = configs.load(args.config, overrides)
         if args.json and not pathlib.Path(args.json).absolute().parent.is_dir():
             raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
+        if args.json and os.path.isdir(args.json):
+            raise UserError(f"--json={args.json} is a folder: choose a file")
         logging.getLogger("absl").setLevel(logging.ERROR)
         rows = importlib.import_module(MODULES[args.part]).run(config, args, overrides)
         if args.alone:
             return print(json.dumps(rows))
         Console().print(table(rows))
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
+            try:
+                pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
+            except OSError as error:
+                raise UserError(
+                    f"--json={args.json} can't be written ({error.strerror}): choose another file"
+                ) from error
 
     return errors.run(work, args.debug)
 

@@ -20,7 +20,7 @@ def defaults() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.seed = 0  # of initialisation, data order, augmentation and dropout
     config.total_steps = 0  # updates; this or total_epochs
-    config.total_epochs = 0.0  # passes over data.split; this or total_steps
+    config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps
     config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
     config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
     config.init_allow = ""  # parameters that they may lack or have left over, a regular expression; "": none

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -21,6 +22,7 @@ from vit_jax import chips, perf, preprocess, sharding, train
 from vit_jax.data import catalog, images, pipeline, sources, to_device
 from vit_jax.errors import UserError
 
+SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 WARMUP = 4  # batches that are not counted: files get cached, threads start
 
 
@@ -125,11 +127,10 @@ def chips_of(topology: str) -> tuple[str, int]:
       UserError: the chip is not known, or there are no sizes.
     """
     chip, _, sizes = topology.partition(":")
-    parts = sizes.split("x")
     known = [kind.removeprefix("TPU ") for kind in chips.PEAK_FLOPS if kind.startswith("TPU v") and " lite" not in kind]
-    if chip not in known or not all(part.isdigit() and int(part) for part in parts):
+    if chip not in known or not SIZES.fullmatch(sizes):
         raise UserError(f"--topology={topology} is not understood: write CHIP:AxB, with a chip of {', '.join(known)}")
-    return f"TPU {chip}", int(np.prod([int(part) for part in parts]))
+    return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
 
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
@@ -203,8 +204,10 @@ def run(config, args, overrides: list[str]):
     """All rows: `name`, `unit`, `median`, `runs`."""
     if config.data.batch_size > args.images:
         raise UserError(f"--images={args.images} is less than a batch of {config.data.batch_size}: measure more")
-    if args.runs < 1 or args.mfu <= 0:
-        raise UserError(f"--runs={args.runs} and --mfu={args.mfu} must be above 0: correct them")
+    if args.runs < 1 or not 0 < args.mfu <= 1:  # a NaN is not above 0
+        raise UserError(f"--runs={args.runs} must be above 0, and --mfu={args.mfu} above 0 and at most 1: correct them")
+    if not config.image_size:
+        raise UserError("config key image_size=0 is for evaluate only: give that of a training, as 224")
     kind, count = chips_of(args.topology) if args.topology else ("", 0)
     peers = commands(config, args, overrides) if args.against else {}
     source = sources.open_training(config.data)

@@ -1,7 +1,7 @@
 """Labelled image files, whatever holds them: a folder, tar shards, a manifest, the digits. Needs no TensorFlow."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from vit_jax.errors import UserError
 
 # Images by the ends of their names, in any case.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+MAX_LABEL_BYTES = 256  # longer ones are texts that were taken for labels by mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,54 @@ class Listing:
     fingerprint: str  # changes with the files, their order, and their labels
 
 
-def number_classes(texts: Sequence[str], splits: Mapping[str, np.ndarray], where: str):
+def clean_label(text: str, what: str) -> str:
+    """A label without the white space around it; `what` it is the label of is for errors.
+
+    Raises:
+      UserError: it is empty, too long, or no Unicode.
+    """
+    text = text.strip()
+    try:
+        size = len(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise UserError(f"the label of {what} is no Unicode text: correct it") from None
+    if not size:
+        raise UserError(f"the label of {what} is empty: add it")
+    if size > MAX_LABEL_BYTES:
+        raise UserError(f"the label of {what} has {size} bytes, more than {MAX_LABEL_BYTES}: give a shorter one")
+    return text
+
+
+def distinct(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct texts, sorted, and for each text its number among them, int32. Holds only the distinct ones."""
+    # An array of texts would take the length of the longest one for each of them.
+    first: dict[str, int] = {}
+    numbers = np.fromiter((first.setdefault(text, len(first)) for text in texts), np.int32)
+    names = sorted(first)
+    table = np.empty(len(names), np.int32)
+    table[[first[name] for name in names]] = np.arange(len(names))
+    return names, table[numbers]
+
+
+def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | None:
+    """The classes `names` as numbers, or None where they are not all numbers.
+
+    Raises:
+      UserError: a number is so high that it can't be one of a class.
+    """
+    if not all(name.isascii() and name.isdigit() and len(name) < 9 for name in names):
+        return None
+    numbers = np.asarray([int(name) for name in names], np.int32)
+    # A model has an output for each number up to the highest one, so an ID as a label would fill the memory.
+    if int(numbers.max()) + 1 > 10 * examples + 1000:
+        raise UserError(
+            f"{where} has the label {names[int(numbers.argmax())]} in {examples} examples: numbers as labels must "
+            "count from 0, renumber them, or put a letter before them to make them names"
+        )
+    return numbers
+
+
+def number_classes(texts: Iterable[str], splits: Mapping[str, np.ndarray], where: str):
     """Numbers classes that are given as text.
 
     Whole numbers are classes as they are, without names; anything else is numbered in the order of the sorted names
@@ -34,17 +82,17 @@ def number_classes(texts: Sequence[str], splits: Mapping[str, np.ndarray], where
       labels int32 [files], class names, number of classes.
 
     Raises:
-      UserError: another split has a class that train has not.
+      UserError: another split has a class that train has not, or a number is too high.
     """
-    found, labels = np.unique(np.asarray(texts, object).astype(str), return_inverse=True)
-    if all(name.isascii() and name.isdigit() and len(name) < 9 for name in found):
-        numbers = found.astype(np.int32)
+    found, labels = distinct(texts)
+    numbers = as_numbers(found, len(labels), where)
+    if numbers is not None:
         return numbers[labels], (), int(numbers.max()) + 1
     known = np.unique(labels[splits["train"]]) if "train" in splits else np.arange(len(found))
     table = np.full(len(found), -1, np.int32)
     table[known] = np.arange(len(known))
-    labels = table[labels]
-    if (labels < 0).any():
-        stray = int(np.flatnonzero(labels < 0)[0])
-        raise UserError(f"{where} has the class {texts[stray]!r} outside of train only: add it to train, or remove it")
-    return labels, tuple(map(str, found[known])), len(known)
+    stray = np.setdiff1d(np.arange(len(found)), known)
+    if len(stray):
+        name = found[int(stray[0])]
+        raise UserError(f"{where} has the class {name!r} outside of train only: add it to train, or remove it")
+    return table[labels], tuple(found[i] for i in known.tolist()), len(known)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from vit_jax.data import index, storage
-from vit_jax.data.listing import Listing, number_classes
+from vit_jax.data.listing import Listing, clean_label, distinct, number_classes
 from vit_jax.errors import UserError, one_line
 
 PATH, LABEL, SPLIT = "path", "label", "split"
@@ -17,7 +17,7 @@ def rows(where: str) -> list[dict[str, str]]:
     """The lines of a manifest.
 
     Raises:
-      UserError: a column or a value is missing.
+      UserError: a column or a value is missing, or a label is too long.
     """
     try:
         reader = csv.DictReader(io.StringIO(storage.read(where).decode("utf-8-sig"), newline=""))
@@ -33,24 +33,31 @@ def rows(where: str) -> list[dict[str, str]]:
     for number, row in enumerate(found, 2):
         if missing := [column for column in (PATH, LABEL, SPLIT) if column in columns and not row[column]]:
             raise UserError(f"line {number} of manifest {where} has no {missing[0]}: add it")
+        row[LABEL] = clean_label(row[LABEL], f"line {number} of manifest {where}")
     if not found:
         raise UserError(f"manifest {where} lists no images: add a line for each, below the names of the columns")
     return found
 
 
 def check(where: str, paths: list[str], root: str) -> None:
-    """Raises UserError for images that are listed twice or do not exist."""
+    """Raises UserError for images that are listed twice, do not exist, or are folders."""
     first: dict[str, int] = {}
     for number, path in enumerate(paths, 2):
-        if path in first:
-            raise UserError(f"manifest {where} lists {path} twice, in lines {first[path]} and {number}: remove one")
-        first[path] = number
-    missing = [path for path in paths if not storage.exists(os.path.join(root, path))]
+        # For comparison only: behind a link to a folder, "link/../a.jpg" is another file than "a.jpg".
+        file = os.path.normpath(os.path.join(root, path))
+        if file in first:
+            raise UserError(f"manifest {where} lists {path} twice, in lines {first[file]} and {number}: remove one")
+        first[file] = number
+    missing = [number for number, path in enumerate(paths, 2) if not storage.exists(os.path.join(root, path))]
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(paths)} images in manifest {where} do not exist, the first is {missing[0]} in "
-            f"line {first[missing[0]]}: correct the paths, which are relative to the manifest's folder"
+            f"{len(missing)} of the {len(paths)} images in manifest {where} do not exist, the first is "
+            f"{paths[missing[0] - 2]} in line {missing[0]}: correct the paths, which are relative to the manifest's "
+            "folder"
         )
+    for number, path in enumerate(paths, 2):
+        if storage.is_folder(os.path.join(root, path)):
+            raise UserError(f"line {number} of manifest {where} names the folder {path}: name an image file")
 
 
 def scan(where: str) -> dict[str, np.ndarray]:
@@ -69,17 +76,19 @@ def load(where: str) -> Listing:
     """Lists a manifest.
 
     Raises:
-      UserError: it is not there, lacks a column or a value, or names an image twice or one that does not exist.
+      UserError: it is no file, lacks a column or a value, or names an image twice or one that is no file.
     """
     where = storage.absolute(where)
     storage.must_exist(where, "manifest", "correct data.name=csv:PATH")
+    if storage.is_folder(where):
+        raise UserError(f"manifest {where} is a folder: give the CSV file as data.name=csv:PATH")
     arrays = index.cached(
         "csv", where, lambda: scan(where), lambda arrays: tuple(arrays["stamp"]) == storage.stamp(where)
     )
     paths, texts = index.Strings.of(arrays, "paths"), index.Strings.of(arrays, "labels")
-    split = np.asarray(list(index.Strings.of(arrays, "splits")))
-    splits = {str(name): np.flatnonzero(split == name) for name in np.unique(split)}
-    labels, class_names, num_classes = number_classes(list(texts), splits, where)
+    names, split = distinct(index.Strings.of(arrays, "splits"))
+    splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
+    labels, class_names, num_classes = number_classes(texts, splits, where)
     root = os.path.dirname(where)
 
     def path(i: int) -> str:
@@ -91,6 +100,8 @@ def load(where: str) -> Listing:
         labels=labels,
         splits=splits,
         read=lambda i: storage.read(path(i)),
-        describe=path,
-        fingerprint=index.digest(paths.bytes, paths.ends, texts.bytes, texts.ends, "\n".join(split)),
+        describe=lambda i: index.printable(path(i)),
+        fingerprint=index.digest(
+            paths.bytes, paths.ends, texts.bytes, texts.ends, "\n".join(names[i] for i in split.tolist())
+        ),
     )

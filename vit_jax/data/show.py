@@ -2,28 +2,46 @@
 
 import json
 
+import jax
 import numpy as np
 import tensorflow as tf
 
 from vit_jax import augment, preprocess
 from vit_jax.data import images, order, sources
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
+
+LAST_STEP = 2**31 - 1
 
 
-def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list[int]]:
-    """(y, x, height, width) of what is taken of every image."""
+def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list[int] | None]:
+    """(y, x, height, width) of what is taken of every image; None for one that can't be read and is to be skipped.
+
+    Raises:
+      UserError: an image can't be read, and data.on_corrupt is "error".
+    """
     window = images.window(config.data, config.image_size)
 
     @tf.function
     def one(record, index, seed):
         encoded, _ = source.parse(record, index)
-        return window(images.shape_of(encoded), seed)
+        shape = images.shape_of(encoded)
+        with tf.control_dependencies([shape]):  # also where the window does not depend on it
+            return tf.identity(window(shape, seed))
 
-    records = source.read(indices.tolist())
-    return [
-        one(tf.constant(record), tf.constant(i), tf.constant(seed)).numpy().tolist()
-        for record, i, seed in zip(records, indices, seeds, strict=True)
-    ]
+    def found(i: int, seed: np.ndarray) -> list[int] | None:
+        try:
+            return one(tf.constant(source.read([i])[0]), tf.constant(i, tf.int64), tf.constant(seed)).numpy().tolist()
+        except UserError:
+            raise
+        except Exception as error:  # every store has errors of its own
+            if config.data.on_corrupt == "skip":
+                return None
+            raise UserError(
+                f"{source.describe(i)} can't be read as an image: remove or replace it, or set data.on_corrupt=skip; "
+                f"the reader says: {one_line(error)[:160]}"
+            ) from error
+
+    return [found(i, seed) for i, seed in zip(indices.tolist(), seeds, strict=True)]
 
 
 def step(config, source, number: int) -> dict:
@@ -48,11 +66,15 @@ def step(config, source, number: int) -> dict:
 
 def run(config, args) -> dict:
     """Prints one line per example."""
-    if args.step < 0:
-        raise UserError(f"--step={args.step} is negative: steps count from 0")
+    if not 0 <= args.step <= LAST_STEP:
+        raise UserError(f"--step={args.step} is outside of 0 to {LAST_STEP}: steps count from 0")
+    if not config.image_size:
+        raise UserError("config key image_size=0 is for evaluate only: give that of a training, as 224")
+    jax.config.update("jax_platforms", "cpu")  # an accelerator may belong to a job that runs
     result = step(config, sources.open_training(config.data), args.step)
     print(f"step {result['step']}, epoch {result['epoch']}: id, seed, crop (y, x, height, width), flip, name")
     columns = (result[name] for name in ("ids", "seeds", "crop", "flip", "names"))
     for index, seed, crop, flip, name in zip(*columns, strict=True):
-        print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {'flip' if flip else '    '} {name}")
+        what = name if crop else f"{name}: can't be read"
+        print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {'flip' if flip else '    '} {what}")
     return result

@@ -164,7 +164,10 @@ def check(target: Target, splits: Mapping[str, Examples]) -> None:
 @contextlib.contextmanager
 def locked(target: Target):
     """One process writes at a time."""
-    target.staging.mkdir(parents=True, exist_ok=True)
+    try:
+        target.staging.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as below /proc
+        raise UserError(f"{target.staging} can't be made ({error.strerror}): choose another --out") from None
     with (target.staging / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
