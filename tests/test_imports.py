@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "randaug": set(),
     "three_augment": set(),
     "preprocess": {"augment", "randaug", "three_augment"},
+    "result_file": {"errors"},
     "config_rules": {"errors"},
     "config": {"config_rules", "errors"},
     "sharding": {"errors"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "data": {"errors", "sharding", "data"},
     "data/show": {"augment", "errors", "preprocess", "data"},
     "data/benchmark": {"chips", "errors", "perf", "preprocess", "sharding", "train", "data"},
-    "data/__main__": {"config", "errors", "metrics"},
+    "data/__main__": {"config", "errors", "metrics", "result_file"},
     "evaluators": {"errors", "losses", "augment", "sharding", "evaluators"},
 }
 # Library -> the only places that may import it.

@@ -154,7 +154,7 @@ def make_sources(root: pathlib.Path) -> dict[str, list[str]]:
     mixture = (f"folder:{root}/folder", 2.0), (f"csv:{manifest}", 1.0)
     names = dict(tars=f"tars:{root}/tars", csv=f"csv:{manifest}", folder=f"folder:{root}/folder", mixture="mixture")
     found = {kind: [f"--config.data.name={name}"] for kind, name in names.items()}
-    found["mixture"].append(f"--config.data.mixture={mixture}")
+    found["mixture"] += [f"--config.data.mixture={mixture}", "--config.evals.val.data.name=digits"]
     for form in ("tfrecord", "array_record"):
         found[form] = ["--config.data.name=cifar10", f"--config.data.data_dir={root}/{form}"]
     return {kind: [*overrides, "--config.data.batch_size=16"] for kind, overrides in found.items()}

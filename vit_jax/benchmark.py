@@ -7,16 +7,13 @@ import argparse
 import importlib
 import json
 import logging
-import os
-import pathlib
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
 from vit_jax import config as configs
-from vit_jax import errors
-from vit_jax.errors import UserError
+from vit_jax import errors, result_file
 
 PARTS = {"data": "the input pipeline, stage by stage, and what would feed a pod"}
 MODULES = {"data": "vit_jax.data.benchmark"}
@@ -57,22 +54,13 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        if args.json and not pathlib.Path(args.json).absolute().parent.is_dir():
-            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
-        if args.json and os.path.isdir(args.json):
-            raise UserError(f"--json={args.json} is a folder: choose a file")
+        result_file.check(args.json)
         logging.getLogger("absl").setLevel(logging.ERROR)
         rows = importlib.import_module(MODULES[args.part]).run(config, args, overrides)
         if args.alone:
             return print(json.dumps(rows))
         Console().print(table(rows))
-        if args.json:
-            try:
-                pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
-            except OSError as error:
-                raise UserError(
-                    f"--json={args.json} can't be written ({error.strerror}): choose another file"
-                ) from error
+        result_file.write(args.json, rows)
 
     return errors.run(work, args.debug)
 

@@ -3,7 +3,6 @@
 python -m vit_jax.convert SRC DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
 """
 
-import json
 import logging
 import pathlib
 import sys
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, errors, pretrained
+from vit_jax import checkpoint, errors, pretrained, result_file
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.formats import big_vision, huggingface, npz, published, safetensors_files, timm
 from vit_jax.layout import unflatten
@@ -161,8 +160,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     def work():
-        if args.json and not epath.Path(args.json).parent.is_dir():
-            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
+        result_file.check(args.json)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
         result = convert(args.source, args.destination, target)
@@ -170,8 +168,7 @@ def main(argv: list[str]) -> int:
             f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest difference of the "
             f"logits {result['max_abs_diff']:.3g}, tolerance {result['tolerance']:.3g}"
         )
-        if args.json:
-            epath.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+        result_file.write(args.json, result)
 
     return errors.run(work, args.debug)
 

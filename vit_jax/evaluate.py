@@ -9,10 +9,9 @@ import math
 import sys
 
 import jax
-from etils import epath
 
 from vit_jax import config as configs
-from vit_jax import errors, metrics, pretrained, sharding, train
+from vit_jax import errors, metrics, pretrained, result_file, sharding, train
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -61,15 +60,13 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        if args.json and not epath.Path(args.json).parent.is_dir():
-            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
+        result_file.check(args.json)
         sharding.start_processes()
         with metrics.logging_to(None):
             scalars = evaluate(config)
-        text = json.dumps(scalars, indent=2)
-        print(text)
-        if args.json and jax.process_index() == 0:
-            epath.Path(args.json).write_text(text + "\n")
+        print(json.dumps(scalars, indent=2))
+        if jax.process_index() == 0:
+            result_file.write(args.json, scalars)
 
     return errors.run(work, args.debug)
 

@@ -4,15 +4,11 @@ python -m vit_jax.data show|check|prepare --config=FILE.py[:ARG] [--config.KEY=V
 """
 
 import importlib
-import json
 import logging
-import os
-import pathlib
 import sys
 
 from vit_jax import config as configs
-from vit_jax import errors, metrics
-from vit_jax.errors import UserError
+from vit_jax import errors, metrics, result_file
 
 COMMANDS = {
     "show": "the ids and random draws of one global batch",
@@ -50,21 +46,12 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        if args.json and not pathlib.Path(args.json).absolute().parent.is_dir():
-            raise UserError(f"the folder of --json={args.json} does not exist: create it or choose another file")
-        if args.json and os.path.isdir(args.json):
-            raise UserError(f"--json={args.json} is a folder: choose a file")
+        result_file.check(args.json)
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be text that a terminal can show
         logging.getLogger("absl").setLevel(logging.ERROR)
         with metrics.logging_to(None):
             result = importlib.import_module(f"vit_jax.data.{args.command}").run(config, args)
-        if args.json:
-            try:
-                pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
-            except OSError as error:
-                raise UserError(
-                    f"--json={args.json} can't be written ({error.strerror}): choose another file"
-                ) from error
+        result_file.write(args.json, result)
         if not result.get("ready", True):
             raise errors.NegativeResult(result["summary"])
 
