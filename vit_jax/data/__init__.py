@@ -2,7 +2,6 @@
 
 import os
 
-# TensorFlow reads and decodes here and computes nothing: without its messages and its numerics for neural networks.
-TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-TENSORFLOW = {name: value for name, value in TENSORFLOW.items() if name not in os.environ}
-os.environ.update(TENSORFLOW)
+# TensorFlow says nothing but what is wrong, except for a line about oneDNN as it is imported. That line goes away with
+# TF_ENABLE_ONEDNN_OPTS=0, and so does oneDNN's allocator, without which the pipeline takes 7 % more core time.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

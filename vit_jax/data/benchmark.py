@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import re
 import resource
@@ -17,7 +16,6 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-import vit_jax.data
 from vit_jax import chips, perf, preprocess, sharding, train
 from vit_jax.data import catalog, images, pipeline, sources, to_device
 from vit_jax.errors import UserError
@@ -166,17 +164,12 @@ def commands(config, args, overrides: list[str]) -> dict[str, list[str]]:
     return {"ours": ours, args.against: peer + (["--randaug"] if data.randaug_layers else [])}
 
 
-def environment() -> dict[str, str]:
-    """That of the user: without what `vit_jax.data` sets for TensorFlow, which would slow the peer down."""
-    return {name: value for name, value in os.environ.items() if name not in vit_jax.data.TENSORFLOW}
-
-
 def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     """Both pipelines, A B A B, each run in a fresh process, and the ratios of the medians."""
     found: dict[str, list[dict]] = {}
     for _ in range(args.runs):
         for name, command in commands.items():
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
                 raise UserError(f"the run of {name} failed: {last[:300]}")

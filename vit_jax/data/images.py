@@ -35,7 +35,7 @@ def number(encoded, position: int, count: int, first: str = "big"):
 
 def check_pixels(count):
     """Refuses an image that would fill the memory, by what its header says; an operation to depend on."""
-    return tf.debugging.assert_less_equal(count, tf.constant(MAX_PIXELS, tf.int64), "the image has too many pixels")
+    return ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
 
 
 def jpeg_shape(encoded):

@@ -5,6 +5,14 @@ import tensorflow as tf
 MAX_RESIZED = 2**24  # pixels; a side of 224 becomes at most 334 times as long
 
 
+def require(condition, message: str, value):
+    """An operation to depend on, which fails with `message` and `value` where `condition` is false.
+
+    tf.debugging.Assert has a branch of its own, which costs more than what is checked here.
+    """
+    return tf.raw_ops.Assert(condition=condition, data=[message, value])
+
+
 def pair(size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
@@ -29,8 +37,8 @@ def resize(image, size, method="bilinear", antialias=False):
 def resize_by(image, ratio, method, antialias):
     """Multiplies both sides by `ratio` (a float32 tensor), rounded to whole pixels."""
     target = tf.cast(tf.round(tf.cast(tf.shape(image)[:2], tf.float32) * ratio), tf.int32)
-    message = "the image is too long and thin to be resized"
-    with tf.control_dependencies([tf.debugging.assert_less_equal(tf.reduce_prod(target), MAX_RESIZED, message)]):
+    fits = tf.reduce_prod(target) <= MAX_RESIZED
+    with tf.control_dependencies([require(fits, "the image is too long and thin to be resized:", target)]):
         return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
 
 

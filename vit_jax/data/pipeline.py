@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import images, order
+from vit_jax.data import images, ops, order
 from vit_jax.data.source import Source
 from vit_jax.data.stages import Stages
 from vit_jax.errors import UserError, one_line
@@ -63,7 +63,7 @@ class Pipeline:
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
-        known = tf.debugging.Assert((label >= 0) & (label < self.source.num_classes), ["the label is no class:", label])
+        known = ops.require((label >= 0) & (label < self.source.num_classes), "the label is no class:", label)
         image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
         with tf.control_dependencies([image, known]):
             seconds = tf.timestamp() - start
