@@ -42,6 +42,10 @@ class Facts:
     class_names: tuple[str, ...] = ()
 
 
+# What stands before the colon in the name of a data set of image files -> how they are listed.
+LISTED = {"folder": folder.load, "tars": tars.load, "csv": manifest.load}
+
+
 def listing(name: str) -> Listing | None:
     """The listing of a data set of image files, or None for one that TFDS prepares.
 
@@ -49,12 +53,11 @@ def listing(name: str) -> Listing | None:
       UserError: the files are not there, or not as they must be.
     """
     kind, _, where = name.partition(":")
-    loaders = {"folder": folder.load, "tars": tars.load, "csv": manifest.load}
     if name == "digits":
         from vit_jax.data import digits  # scikit-learn takes a second to import
 
         return digits.load()
-    return loaders[kind](where) if kind in loaders else None
+    return LISTED[kind](where) if kind in LISTED else None
 
 
 def mixture_parts(data) -> list[tuple[str, str, float]]:

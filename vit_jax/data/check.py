@@ -25,7 +25,7 @@ LONGEST_NAME = 200  # bytes of a sheet's name; file systems allow 255
 def must_be_reachable(name: str, data_dir: str) -> None:
     """Asks the network only about a store that the data set would really be read from."""
     kind, _, path = name.partition(":")
-    where = path if kind in ("folder", "tars", "csv") else "" if name == "digits" else data_dir
+    where = path if kind in catalog.LISTED else "" if name == "digits" else data_dir
     if where.startswith("gs://"):
         storage.must_be_reachable(where)
 

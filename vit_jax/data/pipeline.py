@@ -159,10 +159,9 @@ def cores() -> int:
 def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -> Pipeline:
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
-    parts = source.parts or ((source.num_examples, 1.0),)
     return Pipeline(
         source=source,
-        items=order.train_items(parts, data.batch_size, rows, config.seed, data.repeats),
+        items=order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats),
         image=images.train_image(data, config.image_size),
         size=config.image_size,
         rows=len(rows),

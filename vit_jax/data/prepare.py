@@ -7,7 +7,6 @@ python -m vit_jax.data prepare --config=... --out=DIR [--short_side=256]   a cop
 
 import io
 import logging
-import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import catalog, download, imagenet21k, splits, storage, writer
+from vit_jax.data import catalog, download, imagenet21k, pipeline, splits, storage, writer
 from vit_jax.data.listing import Listing
 from vit_jax.data.shards import Corrupt, Examples
 from vit_jax.errors import UserError, one_line
@@ -69,7 +68,7 @@ def check_arguments(config, args) -> None:
 
 
 def workers(args) -> int:
-    return args.workers or len(os.sched_getaffinity(0))
+    return args.workers or pipeline.cores()
 
 
 def splits_used(config) -> list[str]:

@@ -47,9 +47,9 @@ def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list
 def step(config, source, number: int) -> dict:
     """Ids and draws of the global batch that the update after `number` others reads."""
     data = config.data
-    parts, rows = source.parts or ((source.num_examples, 1.0),), np.arange(data.batch_size)
-    items = order.train_items(parts, data.batch_size, rows, config.seed, data.repeats)(tf.constant(number, tf.int64))
-    found = {name: value.numpy() for name, value in items.items()}
+    rows = np.arange(data.batch_size)
+    items = order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats)
+    found = {name: value.numpy() for name, value in items(tf.constant(number, tf.int64)).items()}
     return dict(
         step=number,
         epoch=int(found["epoch"][0]),

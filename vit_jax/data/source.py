@@ -30,6 +30,10 @@ class Source:
     fingerprint: str
     parts: tuple[tuple[int, float], ...] = ()
 
+    def __post_init__(self):
+        if len(self.parts) < 2:
+            object.__setattr__(self, "parts", ((self.num_examples, 1.0),))
+
 
 def indexed(listing: Listing, numbers: np.ndarray) -> Source:
     """The files `numbers` of a listing."""
