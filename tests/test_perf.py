@@ -1,5 +1,7 @@
 """Analytic FLOPs against XLA's count, and the timer."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -39,26 +41,112 @@ def test_model_flops_agree_with_xla(variant, options):
     assert perf.model_flops(model) == pytest.approx(counted, rel=0.03)
 
 
-def test_the_timer_reports_speed_wait_and_utilisation(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(perf.time, "perf_counter", lambda: now[0])
+class Clock:
+    """Time that passes only where a test says so."""
 
-    def batches():
-        while True:
-            now[0] += 0.25
-            yield "batch"
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(perf.time, "perf_counter", lambda: self.now)
 
-    timer, source = perf.StepTimer(batch_size=8, train_flops=100.0, peak_flops=1600.0), batches()
-    for _ in range(2):
-        assert timer.next_batch(source) == "batch"
-        now[0] += 0.75
+
+class Device:
+    """Does the steps one after the other, each `seconds` long, while the host goes on; compiles in the first call."""
+
+    def __init__(self, clock, compile_s: float):
+        self.clock, self.compile_s, self.free, self.seconds = clock, compile_s, 0.0, 1.0
+
+    def __call__(self, state, batch):
+        self.clock.now += self.compile_s
+        self.compile_s = 0.0
+        self.free = max(self.free, self.clock.now) + self.seconds
+        return state + 1, Result(self.clock, self.free)
+
+
+class Result:
+    def __init__(self, clock, ready: float):
+        self.clock, self.ready = clock, ready
+
+    def block_until_ready(self):
+        self.clock.now = max(self.clock.now, self.ready)
+
+
+def batches(clock, seconds: float):
+    while True:
+        clock.now += seconds
+        yield "batch"
+
+
+def steps(timer, device, source, durations) -> None:
+    for device.seconds in durations:
+        assert timer.step(device, 0, timer.next_batch(source))[0] == 1
+
+
+def test_steps_that_are_dispatched_ahead_are_timed_on_the_device(monkeypatch):
+    """The host needs no time at all; without waiting it would see 10 dispatches at once."""
+    clock = Clock(monkeypatch)
+    timer = perf.StepTimer(batch_size=8, train_flops=100.0, peak_flops=200.0, num_devices=4)
+    steps(timer, Device(clock, compile_s=30.0), batches(clock, 0.0), [1.0] * 4 + [2.0, 5.0] + [1.0] * 4)
+    assert clock.now == 30.0 + 13.0, "all but the last two were waited for, and no more"
     report = timer.report()
+    assert report.pop("perf/step_ms_p95") == pytest.approx(1e3 * (2.0 + 0.7 * 3.0))
     assert report == {
-        "perf/images_per_sec": 8.0, "perf/step_ms": 1000.0, "perf/data_wait": 0.25, "perf/mfu": 0.5,
+        "perf/images_per_sec": 80 / 15, "perf/images_per_sec_per_chip": 20 / 15, "perf/step_ms": 1500.0,
+        "perf/step_ms_p50": 1000.0, "perf/data_wait": 0.0, "perf/mfu": pytest.approx(100 * 80 / 15 / 800),
+        "perf/compile_s": 30.0,
     }  # fmt: skip
-    assert timer.steps == 0
-    quiet = perf.StepTimer(8, 100.0, None)
-    assert "perf/mfu" not in quiet.report()
+    assert "perf/compile_s" not in timer.report(), "once"
+
+
+def test_a_host_that_is_slower_than_the_device_sets_the_pace(monkeypatch):
+    clock = Clock(monkeypatch)
+    timer = perf.StepTimer(8, 100.0, None, 1)
+    timer.compile_s = 7.0  # compiled ahead of time
+    device, source = Device(clock, compile_s=0.0), batches(clock, 3.0)
+    steps(timer, device, source, [1.0] * 4)
+    report = timer.report()
+    assert report["perf/data_wait"] == 12.0 / 13.0 and report["perf/step_ms"] == 13e3 / 4
+    assert report["perf/compile_s"] == 7.0 and "perf/mfu" not in report
+    steps(timer, device, source, [1.0] * 4)
+    assert timer.report()["perf/step_ms_p50"] == 3000.0
+
+
+def test_evaluation_and_checkpoints_are_no_time_of_steps(monkeypatch):
+    clock = Clock(monkeypatch)
+    timer = perf.StepTimer(8, 100.0, None, 1)
+    device, source = Device(clock, compile_s=2.0), batches(clock, 0.0)
+    steps(timer, device, source, [1.0] * 3)
+    with timer.aside("evaluation"):
+        assert clock.now == 5.0, "the steps are done before"
+        clock.now += 100.0
+    steps(timer, device, source, [1.0])
+    with timer.aside("checkpoints"):
+        clock.now += 10.0
+    timer.report()
+    steps(timer, device, source, [1.0] * 4)
+    with timer.aside("evaluation"):
+        clock.now += 100.0
+    totals = timer.totals()
+    assert totals["aside"] == {"evaluation": 200.0, "checkpoints": 10.0}
+    assert (totals["steps"], totals["seconds"]) == (8, 220.0)
+    assert totals["perf/images_per_sec"] == 8.0 and totals["perf/step_ms_p95"] == 1000.0
+    assert totals["perf/compile_s"] == 2.0
+
+
+def test_a_run_without_steps_has_totals(monkeypatch):
+    Clock(monkeypatch)
+    totals = perf.StepTimer(8, 100.0, None, 1).totals()
+    assert totals["steps"] == 0 and "perf/step_ms_p50" not in totals and "perf/compile_s" not in totals
+
+
+def test_memory_is_that_of_the_fullest_device(monkeypatch):
+    def device(**stats):
+        return types.SimpleNamespace(memory_stats=lambda: stats or None)
+
+    devices = [device(peak_bytes_in_use=2**30, bytes_in_use=1), device(bytes_in_use=3 * 2**30), device()]
+    monkeypatch.setattr(perf.jax, "local_devices", lambda: devices)
+    assert perf.hbm_gib() == {"perf/hbm_gib": 3.0}
+    monkeypatch.setattr(perf.jax, "local_devices", lambda: [device()])
+    assert perf.hbm_gib() == {}
 
 
 def test_peaks_are_known_for_listed_chips_only():

@@ -4,12 +4,16 @@ import contextlib
 import json
 import logging
 import math
+import re
 import sys
 
 import jax
 from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vit_jax.errors import NegativeResult, Preempted, one_line
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +23,7 @@ class StderrHandler(logging.StreamHandler):
 
     def __init__(self):
         logging.Handler.__init__(self)
+        self.addFilter(lambda record: not getattr(record, "file_only", False))
 
     @property
     def stream(self):
@@ -27,21 +32,37 @@ class StderrHandler(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(workdir: epath.Path | None):
-    """Sends the project's log to stderr and, from the leading process, to log.txt in `workdir` if there is one."""
-    root = logging.getLogger("vit_jax")
+    """Sends the project's log to stderr and to log.txt in `workdir` if there is one.
+
+    Of several processes all but the leading one write logs/process_I.txt instead, and only warnings to stderr.
+    """
+    root, index = logging.getLogger("vit_jax"), jax.process_index()
     root.setLevel(logging.INFO)
     root.propagate = False
-    form = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
+    form = "%(asctime)s %(levelname).1s %(message)s"
     with contextlib.ExitStack() as stack:
         root.handlers[:] = [StderrHandler()]
-        if workdir is not None and jax.process_index() == 0:
-            root.addHandler(logging.StreamHandler(stack.enter_context((workdir / "log.txt").open("a"))))
-        for handler in root.handlers:
-            handler.setFormatter(form)
+        root.handlers[0].setFormatter(
+            logging.Formatter(form if index == 0 else f"[process {index}] {form}", "%H:%M:%S")
+        )
+        root.handlers[0].setLevel(logging.INFO if index == 0 else logging.WARNING)
+        if workdir is not None:
+            path = log_path(workdir, index)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            root.addHandler(logging.StreamHandler(stack.enter_context(path.open("a"))))
+            root.handlers[1].setFormatter(logging.Formatter(form, "%H:%M:%S"))
         try:
             yield
+        except Exception as error:
+            if jax.process_count() > 1 and not isinstance(error, Preempted):  # on stderr of many it is hard to find
+                log.error("%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True))
+            raise
         finally:
             root.handlers[:] = root.handlers[:1]
+
+
+def log_path(workdir: epath.Path, process: int) -> epath.Path:
+    return workdir / "logs" / f"process_{process}.txt" if process else workdir / "log.txt"
 
 
 def read_lines(path: epath.Path) -> list[dict]:
@@ -66,6 +87,22 @@ def rewind(path: epath.Path, step: int) -> None:
     fresh = path.with_name(path.name + ".tmp")
     fresh.write_text("".join(kept))
     fresh.replace(path)
+
+
+def fetch(number: int, step_metrics: dict) -> dict[str, float]:
+    """Waits for the metrics of a step.
+
+    Raises:
+      NegativeResult: an update up to now was not finite; it was left out, so the saved states are sound.
+    """
+    scalars = {name: value.item() for name, value in jax.device_get(step_metrics).items()}
+    if scalars["train/skipped_steps"]:
+        raise NegativeResult(
+            f"loss or gradients were not finite in {scalars['train/skipped_steps']} updates up to step {number} "
+            f"(loss there: {scalars['train/loss']}): earlier checkpoints are intact; lower optim.lr, set "
+            "optim.grad_clip_norm, or look at the data"
+        )
+    return scalars
 
 
 class MetricWriter:
@@ -129,6 +166,53 @@ class ProgressBar:
 
     def close(self) -> None:
         self.bar.stop()
+
+
+def evaluations(workdir: epath.Path) -> list[tuple[str, str]]:
+    """For every evaluation of the run, also before it was continued: name, and its last and best accuracy."""
+    path = workdir / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    rows = []
+    for key in sorted({key for line in lines for key in line if re.fullmatch("eval/.*/top1", key)}):
+        last = [line for line in lines if key in line][-1]
+        best = max((line for line in lines if key in line), key=lambda line: line[key])
+        text = f"top1 {last[key]:.4f} at step {last['step']:,}, best {best[key]:.4f} at step {best['step']:,}"
+        rows.append((key.removesuffix("/top1"), text))
+    return rows
+
+
+def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
+    """Names and values of what `perf.StepTimer.totals` found; what is not known is left out."""
+
+    def row(name, text, *keys):
+        return [(name, text.format(*(totals[key] for key in keys)))] if all(key in totals for key in keys) else []
+
+    rows = [("steps", f"{totals['steps']:,} in {duration(totals['seconds'])}")]
+    rows += row("images/s", "{:,.0f}, {:,.1f} per chip", "perf/images_per_sec", "perf/images_per_sec_per_chip")
+    rows += row("MFU", "{:.1%}", "perf/mfu")
+    rows += row("step ms", "{:,.1f} in the middle, p95 {:,.1f}", "perf/step_ms_p50", "perf/step_ms_p95")
+    rows += row("data wait", "{:.1%} of the time of the steps", "perf/data_wait")
+    rows += row("compilation", "{:.1f} s", "perf/compile_s")
+    rows += row("device memory", "{:.2f} GiB at the peak", "perf/hbm_gib")
+    return rows + [(name, duration(seconds)) for name, seconds in totals["aside"].items()]
+
+
+def show_summary(workdir: epath.Path, totals: dict) -> None:
+    """Tells how the run went: a table on a terminal, lines of the log elsewhere and in log.txt.
+
+    `totals`: of `perf.StepTimer.totals`. A run that did no step has no summary.
+    """
+    if not totals["steps"]:
+        return
+    rows, console = summary_rows(totals) + evaluations(workdir), Console(stderr=True)
+    live = console.is_terminal and jax.process_index() == 0
+    if live:
+        table = Table("this run", "", show_lines=False)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for name, text in rows:
+        log.info("%-16s %s", name, text, extra=dict(file_only=live))
 
 
 def duration(seconds: float) -> str:

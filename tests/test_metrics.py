@@ -1,0 +1,101 @@
+"""Where the log goes, and the summary at the end of a run."""
+
+import io
+import json
+import logging
+
+import pytest
+from etils import epath
+from rich.console import Console
+
+from vit_jax import metrics
+from vit_jax.errors import UserError
+
+log = logging.getLogger("vit_jax.test")
+
+TOTALS = {
+    "steps": 1200, "seconds": 3723.0, "aside": {"evaluation": 61.0, "checkpoints": 3.2},
+    "perf/images_per_sec": 12345.6, "perf/images_per_sec_per_chip": 1543.2, "perf/mfu": 0.512,
+    "perf/step_ms_p50": 83.04, "perf/step_ms_p95": 91.0, "perf/data_wait": 0.013, "perf/compile_s": 41.26,
+    "perf/hbm_gib": 11.5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Makes this one process of several."""
+
+    def be(index: int, count: int) -> None:
+        monkeypatch.setattr(metrics.jax, "process_index", lambda: index)
+        monkeypatch.setattr(metrics.jax, "process_count", lambda: count)
+
+    return be
+
+
+def test_one_process_writes_everything_to_log_and_stderr(tmp_path, capsys):
+    with metrics.logging_to(epath.Path(tmp_path)):
+        log.info("hello")
+        log.warning("careful")
+    err, text = capsys.readouterr().err, (tmp_path / "log.txt").read_text()
+    assert err == text and [line.split(" ", 1)[1] for line in text.splitlines()] == ["I hello", "W careful"]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_others_write_a_log_of_their_own_and_only_warnings_to_stderr(tmp_path, capsys, process):
+    process(3, 4)
+    with pytest.raises(UserError), metrics.logging_to(epath.Path(tmp_path)):
+        log.info("hello")
+        log.warning("careful")
+        raise UserError("no data: get some")
+    text = (tmp_path / "logs/process_3.txt").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in text] == ["I hello", "W careful", "E UserError: no data: get some"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("[process 3] ") and line.endswith("W careful")
+    assert not (tmp_path / "log.txt").exists()
+
+
+def write_lines(folder) -> None:
+    lines = [
+        {"step": 10, "eval/val/top1": 0.5, "eval/val/loss": 1.0},
+        {"step": 20, "eval/val/top1": 0.75, "train/loss": 1.0},
+        {"step": 30, "eval/val/top1": 0.625},
+        {"step": 40, "train/loss": 0.5},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
+    write_lines(tmp_path)
+    with metrics.logging_to(epath.Path(tmp_path)):
+        metrics.show_summary(epath.Path(tmp_path), TOTALS)
+    assert capsys.readouterr().err == (tmp_path / "log.txt").read_text()
+    lines = [line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert [" ".join(line) for line in lines] == [
+        "steps 1,200 in 1:02:03",
+        "images/s 12,346, 1,543.2 per chip",
+        "MFU 51.2%",
+        "step ms 83.0 in the middle, p95 91.0",
+        "data wait 1.3% of the time of the steps",
+        "compilation 41.3 s",
+        "device memory 11.50 GiB at the peak",
+        "evaluation 1:01",
+        "checkpoints 0:03",
+        "eval/val top1 0.6250 at step 30, best 0.7500 at step 20",
+    ]
+
+
+def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, capsys, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    with metrics.logging_to(epath.Path(tmp_path)):
+        metrics.show_summary(epath.Path(tmp_path), TOTALS)
+    assert "images/s" in screen.getvalue() and "│" in screen.getvalue()
+    assert capsys.readouterr().err == ""
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 9
+
+
+def test_what_is_not_known_is_left_out_and_no_steps_are_no_summary(tmp_path, capsys):
+    rows = dict(metrics.summary_rows(dict(steps=1, seconds=1.0, aside={})))
+    assert list(rows) == ["steps"]
+    metrics.show_summary(epath.Path(tmp_path), dict(steps=0))
+    assert capsys.readouterr().err == ""

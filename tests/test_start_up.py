@@ -1,0 +1,228 @@
+"""How processes find each other, agree, and end together; clusters are simulated by their environment variables."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import types
+
+import pytest
+
+from vit_jax import processes
+from vit_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+slow = pytest.mark.slow
+
+# What a command does, told apart by "WHAT:PROCESS".
+JOIN = """
+import os, signal, sys, time
+from etils import epath
+from vit_jax import errors, metrics, processes
+
+what, _, who = sys.argv[1].partition(":")
+processes.HEARTBEAT_S = 10
+
+def main():
+    processes.start()
+    import jax
+    index = jax.process_index()
+    me = who == str(index)
+    with metrics.logging_to(None):
+        if what == "fail" and me:
+            raise errors.UserError("process has no data: get some")
+        if what == "late" and me:
+            time.sleep(30)
+        folder = epath.Path(sys.argv[2] + "/other" * (what == "apart" and me)) if len(sys.argv) > 2 else None
+        processes.agree({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
+        if what == "break":
+            if me:
+                raise errors.NegativeResult("the answer is no")
+            time.sleep(300)
+        if what == "kill":
+            if me:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(300)
+        print(f"process {index} of {jax.process_count()} on {jax.device_count()} devices", flush=True)
+
+sys.exit(processes.run(main, False))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(variables: dict[str, str], what: str = "join", *more: str) -> subprocess.Popen:
+    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    env = kept | dict(JAX_PLATFORMS="cpu", XLA_FLAGS="", PYTHONPATH=str(ROOT)) | variables
+    command = [sys.executable, "-c", JOIN, what, *more]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(jobs: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
+    """(exit code, stdout, errors) by process."""
+    found = [job.communicate(timeout=120) for job in jobs]
+    lines = [[line for line in err.splitlines() if line.startswith("error: ")] for _, err in found]
+    for job, (_, err), errors in zip(jobs, found, lines, strict=True):
+        assert "Traceback" not in err and len(errors) <= 1, err
+        assert (job.returncode == 0) == (not errors) or job.returncode < 0, err
+    return [(job.returncode, out, errors) for job, (out, _), errors in zip(jobs, found, lines, strict=True)]
+
+
+def explicit(index: int, port: int, count: int = 2, **more: str) -> dict[str, str]:
+    return more | dict(zip(processes.VARIABLES, (f"localhost:{port}", str(count), str(index)), strict=True))
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+CLUSTERS = {
+    "Slurm": lambda i, port: dict(
+        SLURM_JOB_ID=str(port), SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", SLURM_PROCID=i, SLURM_LOCALID=i
+    ),
+    "Open MPI": lambda i, port: dict(
+        OMPI_MCA_orte_hnp_uri=f"{port * 2**12}.0;tcp://127.0.0.1:1", OMPI_COMM_WORLD_SIZE="2",
+        OMPI_COMM_WORLD_RANK=i, OMPI_COMM_WORLD_LOCAL_RANK=i,
+    ),
+    "GKE": lambda i, port: dict(
+        JAX_FORCE_TPU_INIT="1", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0",
+        MEGASCALE_COORDINATOR_ADDRESS="localhost:8080", MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID=i,
+        JAX_COORDINATOR_PORT=str(port),
+    ),
+    "explicit": lambda i, port: explicit(int(i), port),
+    "explicit, address as JAX names it": lambda i, port: dict(
+        JAX_COORDINATOR_ADDRESS=f"localhost:{port}", VIT_JAX_NUM_PROCESSES="2", VIT_JAX_PROCESS_ID=i
+    ),
+}  # fmt: skip
+
+
+@slow
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_two_processes_find_each_other(cluster):
+    port = free_port()
+    found = finish([start(CLUSTERS[cluster](str(i), port)) for i in range(2)])
+    assert [out.splitlines()[-1] for _, out, _ in found] == [f"process {i} of 2 on 2 devices" for i in range(2)], found
+
+
+@slow
+def test_without_a_cluster_and_with_a_cluster_of_one_there_is_one_process():
+    slurm = CLUSTERS["Slurm"]("0", free_port()) | dict(SLURM_NTASKS="1")
+    for variables in ({}, slurm, explicit(0, free_port(), count=1)):
+        assert finish([start(variables)])[0][:2] == (0, "process 0 of 1 on 1 devices\n"), variables
+
+
+WRONG = {
+    "one is missing": (dict(VIT_JAX_COORDINATOR="localhost:1"), "VIT_JAX_NUM_PROCESSES, VIT_JAX_PROCESS_ID not set"),
+    "no number": (explicit(0, 1) | dict(VIT_JAX_NUM_PROCESSES="two"), "must be whole numbers"),
+    "too large": (explicit(2, 1), "VIT_JAX_PROCESS_ID=2 is not below VIT_JAX_NUM_PROCESSES=2"),
+    "no port": (explicit(0, 1) | dict(VIT_JAX_COORDINATOR="localhost"), "VIT_JAX_COORDINATOR=localhost .* HOST:PORT"),
+    "no seconds": (explicit(0, 1) | dict(VIT_JAX_START_TIMEOUT="soon"), "VIT_JAX_START_TIMEOUT=soon"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_variables_are_named(case, monkeypatch):
+    variables, message = WRONG[case]
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match=message):
+        processes.start()
+
+
+@slow
+def test_a_cluster_that_says_nonsense_ends_in_one_line():
+    for variables in (CLUSTERS["Slurm"]("x", 1), dict(JAX_COORDINATOR_ADDRESS="localhost:1")):
+        code, _, errors = finish([start(variables)])[0]
+        assert code == 2 and "can't join" in errors[0] and "VIT_JAX_COORDINATOR" in errors[0]
+
+
+@slow
+def test_those_who_wait_in_vain_say_for_whom():
+    port = free_port()
+    patience = dict(VIT_JAX_START_TIMEOUT="3")
+    leader, other = finish([start(explicit(0, port) | patience), start(explicit(1, free_port()) | patience)])
+    assert leader[0] == other[0] == 2
+    assert f"not all 2 processes joined process 0 at localhost:{port} within 3 s" in leader[2][0]
+    assert "process 1 can't reach the coordinator" in other[2][0] and "Connection refused" in other[2][0]
+
+
+@slow
+def test_a_port_in_use_ends_in_one_line():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        found = finish([start(explicit(i, port, VIT_JAX_START_TIMEOUT="5")) for i in range(2)])
+    assert [code for code, _, _ in found] == [2, 2]
+    assert "can't join" in found[0][2][0] and "no other program" in found[1][2][0]
+
+
+def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
+    state = types.SimpleNamespace(coordinator_address="localhost:1", process_id=1, num_processes=2)
+    monkeypatch.setattr(processes, "global_state", state)
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    assert "https_proxy of the environment" in processes.not_joined(9)
+    state.coordinator_address = None
+    assert "did not say within 9 s who leads" in processes.not_joined(9)
+
+
+# --- doing the same, and ending together ------------------------------------------------------------------------------
+
+
+def test_keys_of_the_machine_may_differ():
+    assert processes.OF_THE_MACHINE.fullmatch("data.threads")
+    assert processes.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
+    assert not processes.OF_THE_MACHINE.fullmatch("data.name") and not processes.OF_THE_MACHINE.fullmatch("data")
+
+
+def test_differences_name_keys_and_both_values():
+    one, two = dict(a="1", b="2", c="3"), dict(a="1", b="4", d="5")
+    assert processes.differences(one, two) == "b: 2 -> 4; c: 3 -> (unset); d: (unset) -> 5"
+
+
+@slow
+def test_all_refuse_when_one_does_something_else():
+    port = free_port()
+    found = finish([start(explicit(i, port), "differ:1") for i in range(2)])
+    for code, _, errors in found:
+        assert code == 2 and "process 1 does not do what process 0 does (optim.lr: 1 -> 2)" in errors[0]
+
+
+@slow
+def test_all_refuse_when_the_workdir_is_not_one(tmp_path):
+    (tmp_path / "other").mkdir()
+    for what in ("apart:1", "together:1"):
+        port = free_port()
+        found = finish([start(explicit(i, port), what, str(tmp_path)) for i in range(2)])
+        for code, _, errors in found:
+            assert code == (2 if what == "apart:1" else 0)
+            assert not errors or f"{tmp_path}/other of this host alone" in errors[0]
+        assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@slow
+@pytest.mark.parametrize(("what", "code"), [("fail:0", 2), ("fail:1", 2), ("break:0", 1), ("break:1", 1)])
+def test_the_error_of_one_process_ends_all(what, code):
+    port = free_port()
+    found = finish([start(explicit(i, port), what) for i in range(2)])
+    assert [found[i][0] for i in range(2)] == [code, code]
+    who = int(what[-1])
+    (own,), (other,) = found[who][2], found[1 - who][2]
+    assert other == own.replace("error: ", f"error: process {who} of the job stopped: ")
+
+
+@slow
+def test_a_process_that_does_not_come_is_not_waited_for():
+    port = free_port()
+    found = finish([start(explicit(i, port, VIT_JAX_START_TIMEOUT="8"), "late:1") for i in range(2)])
+    assert found[0][0] == 2 and "not all processes were ready to start within 8 s of process 0" in found[0][2][0]
+    assert found[1][0] == 2
+
+
+@slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_survivors_of_a_killed_process_end(who):
+    port = free_port()
+    found = finish([start(explicit(i, port), f"kill:{who}") for i in range(2)])
+    assert found[who][0] == -9 and found[1 - who][0] not in (0, 75)
