@@ -74,13 +74,14 @@ class MultiHeadDotProductAttention(nn.Module):
     """Attention of `x` to `context`: [batch, length, embed], [batch, other, embed] -> [batch, length, embed].
 
     With `relative`, the distance between query and key has an embedding that acts as a second key (arXiv 2010.11929
-    appendix D.4).
+    appendix D.4). This, and who asks for the weights (`mutable=["intermediates"]`), takes einsum whatever `attention`.
     """
 
     num_heads: int
     relative: bool = False
     dtype: jnp.dtype = jnp.float32
     softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
 
     @nn.compact
     def __call__(self, x, context):
@@ -97,8 +98,12 @@ class MultiHeadDotProductAttention(nn.Module):
             shape = (2 * x.shape[1] - 1, width // self.num_heads)
             rows = held_param(self, "relative_embedding", shape, f"{x.shape[1]} tokens")
             distance = rows[offsets(x.shape[1])].astype(self.dtype)  # [length, length, kv]
-        y, weights = kernels.attention(query, key, value, self.softmax_dtype, distance)
-        self.sow("intermediates", "weights", weights)
+        if self.relative or self.is_mutable_collection("intermediates"):
+            weights = kernels.attention_weights(query, key, self.softmax_dtype, distance)
+            self.sow("intermediates", "weights", weights)
+            y = kernels.weighted(weights, value)
+        else:
+            y = kernels.attention(query, key, value, self.softmax_dtype, self.attention)
         return nn.DenseGeneral(width, axis=(-2, -1), dtype=self.dtype, kernel_init=xavier, name="out")(y)
 
 
@@ -115,6 +120,7 @@ class EncoderBlock(nn.Module):
     posemb: dict | None = None  # arguments of this layer's own position embedding
     dtype: jnp.dtype = jnp.float32
     softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
 
     @nn.compact
     def __call__(self, x, noise=None, position=None):
@@ -129,9 +135,15 @@ class EncoderBlock(nn.Module):
         if position is not None:
             x = x + position.astype(x.dtype)
         y = norm("LayerNorm_0")(x)
-        y = MultiHeadDotProductAttention(
-            self.num_heads, self.relative, self.dtype, self.softmax_dtype, name="MultiHeadDotProductAttention_1"
-        )(y, y)
+        attention = MultiHeadDotProductAttention(
+            self.num_heads,
+            self.relative,
+            self.dtype,
+            self.softmax_dtype,
+            self.attention,
+            name="MultiHeadDotProductAttention_1",
+        )
+        y = attention(y, y)
         x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
@@ -160,6 +172,7 @@ class Encoder(nn.Module):
     remat: str = "none"
     dtype: jnp.dtype = jnp.float32
     softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
 
     def noise(self, key):
         """Keys [depth] and drop rates [depth] of the layers."""
@@ -173,7 +186,7 @@ class Encoder(nn.Module):
         if self.remat != "none":
             # Under scan the barrier against common-subexpression elimination only costs: the loop is one already.
             block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat])
-        fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype")
+        fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
         shared = {field: getattr(self, field) for field in fields}
         relative = self.posemb == "relative"
         return block(self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name)
@@ -219,14 +232,14 @@ class MAPHead(nn.Module):
     ln_eps: float = 1e-6
     dtype: jnp.dtype = jnp.float32
     softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
 
     @nn.compact
     def __call__(self, x):
         probe = self.param("probe", xavier, (1, 1, x.shape[-1])).astype(x.dtype)
         probe = jnp.tile(probe, (x.shape[0], 1, 1))
-        x = MultiHeadDotProductAttention(
-            self.num_heads, dtype=self.dtype, softmax_dtype=self.softmax_dtype, name="MultiHeadDotProductAttention_0"
-        )(probe, x)
+        fields = dict(dtype=self.dtype, softmax_dtype=self.softmax_dtype, attention=self.attention)
+        x = MultiHeadDotProductAttention(self.num_heads, **fields, name="MultiHeadDotProductAttention_0")(probe, x)
         y = nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="LayerNorm_0")(x)
         y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
         return (x + y)[:, 0]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from vit_jax import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import posemb, resnet
+from vit_jax.models import kernels, posemb, resnet
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.encoder import DROPPATH_SHAPES, GELUS, REMAT_POLICIES, Encoder, MAPHead
 
@@ -47,6 +47,7 @@ class VisionTransformer(Classifier):
     scan: bool = False
     remat: str = "none"
     softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
 
     @property
     def prefix(self) -> tuple[tuple[str, int], ...]:
@@ -80,7 +81,7 @@ class VisionTransformer(Classifier):
         choices = dict(
             pool=POOLS, posemb=posemb.KINDS, posemb_at=posemb.PLACES, remat=tuple(REMAT_POLICIES), gelu=tuple(GELUS)
         )
-        choices["droppath_shape"] = tuple(DROPPATH_SHAPES)
+        choices |= dict(droppath_shape=tuple(DROPPATH_SHAPES), attention=kernels.ATTENTIONS)
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise UserError(f"model {field} {getattr(self, field)!r} is unknown: use one of {', '.join(allowed)}")
@@ -88,6 +89,8 @@ class VisionTransformer(Classifier):
             raise UserError(
                 f"model width {self.width} is not divisible by num_heads {self.num_heads}: change one of them"
             )
+        if self.attention == "cudnn" and (refused := kernels.cudnn_refuses(self.dtype, self.width // self.num_heads)):
+            raise UserError(f"model attention=cudnn {refused}")
         if self.posemb_at != "stem" and self.posemb not in ("learn", "learn2d"):
             raise UserError(
                 f"model posemb_at={self.posemb_at} has no effect with posemb={self.posemb}: use posemb=learn or learn2d"
@@ -133,9 +136,8 @@ class VisionTransformer(Classifier):
         elif self.pool == "gap":
             x = x[:, self.num_prefix :].mean(axis=1)
         elif self.pool == "map":
-            pool = MAPHead(
-                self.mlp_dim, self.num_heads, self.gelu, self.ln_eps, self.dtype, self.softmax_dtype, name="MAPHead_0"
-            )
+            names = ("mlp_dim", "num_heads", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
+            pool = MAPHead(**{name: getattr(self, name) for name in names}, name="MAPHead_0")
             x = pool(x[:, self.num_prefix :])
         if self.fc_norm:
             x = nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="fc_norm")(x)
