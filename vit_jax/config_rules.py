@@ -31,6 +31,7 @@ BRANCHES = {
 }
 
 CHOICES = {
+    "prng": ("threefry2x32", "rbg"),
     "loss": ("softmax_xent", "sigmoid_xent", "multilabel_xent"),
     "model.pool": ("tok", "gap", "map"),
     "model.posemb": ("learn", "learn2d", "relative", "sincos2d", "none"),
@@ -40,6 +41,7 @@ CHOICES = {
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "model.softmax_dtype": ("float32", "bfloat16"),
+    "model.attention": ("auto", "einsum", "splash", "cudnn", "blockwise"),
     "data.crop": ("inception", "random", "simple", "resize"),
     "data.method": ("bilinear", "bicubic"),
     "data.randaug_layers": (0, 1, 2, 3, 4),
@@ -154,6 +156,8 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             f"config key label_smoothing={config.label_smoothing} gives every class a part of the label, which "
             "loss=multilabel_xent counts in full: set it to 0"
         )
+    if config.model.attention == "cudnn" and config.model.dtype == "float32":
+        raise UserError("config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16")
     check_data(config.data)
     for name, entry in config.evals.items():
         if config.data.name == "mixture" and not entry.data.name:

@@ -11,7 +11,7 @@ import sys
 import jax
 
 from vit_jax import config as configs
-from vit_jax import errors, metrics, pretrained, result_file, sharding, train
+from vit_jax import errors, metrics, pretrained, processes, result_file, sharding, train
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -23,7 +23,7 @@ def evaluate(config) -> dict[str, float]:
         raise UserError("config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE")
     if not config.evals:
         raise UserError("config.evals is empty: the config file must have an entry in evals")
-    free, default = ("dtype", "softmax_dtype", "scan"), configs.defaults()
+    free, default = ("dtype", "softmax_dtype", "attention", "scan"), configs.defaults()
     for key, value in config.model.items():
         if key not in free and value != default.model[key]:
             raise UserError(
@@ -61,14 +61,15 @@ def main(argv: list[str]) -> int:
     def work():
         config = configs.load(args.config, overrides)
         result_file.check(args.json)
-        sharding.start_processes()
+        processes.start()
         with metrics.logging_to(None):
+            processes.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)
         print(json.dumps(scalars, indent=2))
         if jax.process_index() == 0:
             result_file.write(args.json, scalars)
 
-    return errors.run(work, args.debug)
+    return processes.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def read_checkpoint(path, grid=None) -> Weights:
         model = create.create(**meta["model"])
         fields = create.fields(model)
         at_rest = dict(scan=False, remat="none", dtype="float32", dropout=0.0, droppath=0.0, droppath_shape="linear")
+        at_rest["attention"] = "auto"
         fields |= {name: value for name, value in at_rest.items() if name in fields}
         params = flatten(unstack_blocks(params) if "Transformer" in params else params)
         weights = Weights(params, fields, tuple(meta["class_names"]), meta["config"]["loss"])

@@ -1,12 +1,12 @@
 """All parallelism: the mesh, the rules from logical to mesh axes, and where every parameter lives."""
 
 import math
-import os
 import re
 from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
@@ -35,43 +35,11 @@ TENSOR_PARALLEL = (
     (r"Dense_1/kernel", ("mlp", "embed")),
 )
 
-# An fsdp shard is at least one float32 tile of a TPU (8 x 128): smaller ones cost more to gather than they save.
+# A shard along fsdp has a multiple of this many rows: with 5 or 20 of them (H/14 over 256 chips) the TPU compiler puts
+# an all-reduce of zero-filled arrays in the place of every all-gather and reduce-scatter.
+SHARD_ROWS = 8
+# Below one tile of a TPU (8 x 128) a shard costs more to gather than it saves.
 MIN_SHARD_ELEMENTS = 8 * 128
-
-
-def start_processes() -> None:
-    """Joins the processes of one job: explicit VIT_JAX_* variables, else a cluster that JAX detects, else one process.
-
-    Raises:
-      UserError: a VIT_JAX_* variable is missing or is no number.
-    """
-    names = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
-    given = [name for name in names if name in os.environ]
-    if not given:
-        return detect_cluster()
-    if len(given) < len(names):
-        raise UserError(
-            f"{', '.join(set(names) - set(given))} not set in the environment: set all of {', '.join(names)}"
-        )
-    try:
-        count, index = int(os.environ[names[1]]), int(os.environ[names[2]])
-    except ValueError:
-        raise UserError(f"{names[1]} and {names[2]} in the environment must be whole numbers: correct them") from None
-    if not 0 <= index < count:
-        raise UserError(f"{names[2]}={index} is not below {names[1]}={count} in the environment: correct them")
-    jax.distributed.initialize(os.environ[names[0]], count, index, cluster_detection_method="deactivate")
-
-
-def detect_cluster() -> None:
-    """Joins the job of a TPU VM pod, GKE, Slurm or Open MPI, as JAX finds it; outside of them, stays alone."""
-    try:
-        jax.distributed.initialize()
-    except ValueError as error:
-        if "coordinator_address should be defined" not in str(error):  # what JAX says where it finds no cluster
-            raise
-    except RuntimeError as error:
-        if "must be called before" not in str(error):  # a program that computes already, such as a notebook
-            raise
 
 
 def mesh_sizes(sizes: Mapping[str, int]) -> tuple[list[int], str]:
@@ -97,7 +65,7 @@ def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
       devices: defaults to all devices of the job.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices.
+      UserError: the product of the sizes is not the number of devices, or a slice would be torn apart.
     """
     devices = jax.devices() if devices is None else devices
     shape, asked = mesh_sizes(sizes)
@@ -109,7 +77,32 @@ def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
             f"config.mesh asks for {asked} = {fixed} devices{' or a multiple' if -1 in shape else ''}, "
             f"but there are {len(devices)}: change --config.mesh.data or the number of devices"
         )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return Mesh(arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def arrange(shape: list[int], devices) -> np.ndarray:
+    """Devices [replica, data, fsdp, tensor] so that neighbours in the mesh are neighbours in the network.
+
+    Several slices lie along `replica`, else along `data`: over the slow network between them goes one reduction of the
+    gradients, and all else stays inside of a slice.
+    """
+    slices: dict[int, list] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    if len(slices) == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    across = next((axis for axis in (0, 1) if shape[axis] % len(slices) == 0), None)
+    if across is None:
+        raise UserError(
+            f"config.mesh has replica={shape[0]} and data={shape[1]}, but the devices form {len(slices)} slices: make "
+            f"--config.mesh.replica a multiple of {len(slices)}"
+        )
+    inner = [size // len(slices) if axis == across else size for axis, size in enumerate(shape)]
+    parts = [
+        mesh_utils.create_device_mesh(inner, group, allow_split_physical_axes=True)
+        for _, group in sorted(slices.items())
+    ]
+    return np.concatenate(parts, axis=across)
 
 
 def spec(*axes: str | None) -> PartitionSpec:
@@ -135,11 +128,24 @@ def path_name(path) -> str:
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
-def leaf_spec(name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
+def shard_rows(name: str, shape: tuple[int, ...], taken: list, shards: int) -> int | None:
+    """The axis of a leaf to split `shards` ways: the largest that is whole yet and gives shards of full rows, or None.
+
+    Vectors (biases, gains) stay whole, and so does the axis of stacked layers, of which scan takes one at a time.
+    """
+    first = 1 if "encoderblock" in name.split("/") else 0
+    size = math.prod(shape[first:]) // math.prod(taken)
+    if shards == 1 or len(shape) - first < 2 or size // shards < MIN_SHARD_ELEMENTS:
+        return None
+    fits = [i for i in range(first, len(shape)) if taken[i] == 1 and shape[i] % (SHARD_ROWS * shards) == 0]
+    return max(fits, key=lambda i: (shape[i], i), default=None)
+
+
+def leaf_spec(name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int], zero: bool = False) -> PartitionSpec:
     """Where one leaf of parameters or optimizer state lives.
 
-    Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits the largest dimension that is still whole and that it
-    divides, unless the shards would be smaller than a tile.
+    Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits one axis more (`shard_rows`). With `zero` (ZeRO-1,
+    arXiv 1910.02054 section 5.1) what the optimizer and the averaging hold is split over `data`, too.
     """
     axes: list = [None] * len(shape)
     for pattern, logical in TENSOR_PARALLEL:
@@ -148,18 +154,24 @@ def leaf_spec(name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) 
             # Adafactor's moments have their parameter's path but not all of its axes: what does not divide stays whole.
             divides = [size % mesh_shape["tensor"] == 0 for size in shape[first:]]
             axes[first:] = [axis if fits else None for axis, fits in zip(spec(*logical), divides, strict=True)]
-    fsdp, shards = mesh_shape["fsdp"], mesh_shape["tensor"] if any(axes) else 1
-    whole = [i for i, size in enumerate(shape) if axes[i] is None and size % fsdp == 0]
-    if fsdp > 1 and whole and math.prod(shape) // (fsdp * shards) >= MIN_SHARD_ELEMENTS:
-        axes[max(whole, key=lambda i: (shape[i], i))] = "fsdp"
+    taken = [mesh_shape["tensor"] if axis else 1 for axis in axes]
+    is_held = zero and not name.startswith("params/")
+    for split in (("fsdp", "data"), ("fsdp",)) if is_held else (("fsdp",),):
+        row = shard_rows(name, shape, taken, math.prod(mesh_shape[axis] for axis in split))
+        if row is not None:
+            axes[row] = split if len(split) > 1 else split[0]
+            break
     return PartitionSpec(*axes)
 
 
-def param_specs(tree, mesh: Mesh):
-    """NamedShardings for a tree of parameters or a whole TrainState, leaf by leaf from path and shape."""
+def param_specs(tree, mesh: Mesh, zero: bool = False):
+    """NamedShardings for a tree of parameters or a whole TrainState, leaf by leaf from path and shape.
+
+    `zero` takes effect on a whole state, whose parameters are below `params`.
+    """
 
     def place(path, leaf):
-        return NamedSharding(mesh, leaf_spec(path_name(path), leaf.shape, mesh.shape))
+        return NamedSharding(mesh, leaf_spec(path_name(path), leaf.shape, mesh.shape, zero))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 

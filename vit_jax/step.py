@@ -60,6 +60,7 @@ def make_train_step(
     loss: str,
     preprocess: Callable,
     seed: int,
+    prng: str = "threefry2x32",
     accum_steps: int = 1,
     ema_decay: float = 0.0,
 ) -> Callable:
@@ -72,6 +73,7 @@ def make_train_step(
       loss: key of `losses.LOSSES`.
       preprocess: (batch, key of the step) -> dict of `image` float32 [batch, H, W, 3], `label` float32
         [batch, classes], `mask` float32 [batch] (0: does not count).
+      prng: implementation of random numbers, as `jax.random.key` knows them.
       accum_steps: microbatches; the update equals that of one batch.
       ema_decay: of the averaged parameters; 0 is off.
 
@@ -99,7 +101,7 @@ def make_train_step(
         return jax.lax.scan(add, zeros, inputs)[0]
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
         mix_key, dropout_key = jax.random.split(key)
         value, grads = loss_and_grads(state.params, preprocess(batch, mix_key), dropout_key)
         grad_norm = optax.tree.norm(grads)

@@ -24,6 +24,7 @@ from vit_jax import (
     perf,
     preprocess,
     pretrained,
+    processes,
     sharding,
     step,
     summary,
@@ -31,7 +32,7 @@ from vit_jax import (
 )
 from vit_jax import config as configs
 from vit_jax.data import catalog
-from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import classification
 from vit_jax.models import classifier, create
 
@@ -102,22 +103,25 @@ def make_optimizer(config, model, total_steps: int):
     return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps)
 
 
-def make_train_step(config, model, tx, schedule) -> Callable:
-    """train_step(state, batch) of the run, not yet jitted."""
+def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
+    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is and is donated."""
 
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    return step.make_train_step(
+    train_step = step.make_train_step(
         apply_fn,
         tx,
         schedule,
         loss=config.loss,
         preprocess=preprocess.make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
+        prng=config.prng,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
     )
+    options = chips.compiler_options(mesh.devices.flat[0].platform)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings(abstract), None), compiler_options=options)
 
 
 # --- state: shapes first, then placed; nothing is ever whole on one device --------------------------------------------
@@ -133,7 +137,7 @@ def init_state(config, model, tx) -> step.TrainState:
 def abstract_state(config, model, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
     shapes = jax.eval_shape(lambda: init_state(config, model, tx))
-    place = sharding.param_specs(shapes, mesh)
+    place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place)
 
 
@@ -145,7 +149,7 @@ def as_dict(state: step.TrainState) -> dict:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
-def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainState] | None:
+def resumed_state(config, model, tx, mesh, abstract, checkpointer) -> tuple[int, step.TrainState] | None:
     """The newest checkpoint of this workdir as (step, state), brought to this mesh and layer layout, or None."""
 
     def saved_as(meta):
@@ -154,7 +158,7 @@ def resumed_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.Trai
     if (restored := checkpointer.restore(saved_as)) is None:
         return None
     number, state = restored
-    place = shardings(as_dict(abstract_state(config, model, tx, mesh)))
+    place = shardings(as_dict(abstract))
     change = functools.partial(layout.relayout, scan=model.scan, stack=jnp.stack)
     return number, step.TrainState(**jax.jit(change, out_shardings=place)(state))
 
@@ -169,11 +173,10 @@ def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
-def start_state(config, model, tx, mesh, checkpointer) -> tuple[int, step.TrainState]:
+def start_state(config, model, tx, mesh, abstract, checkpointer) -> tuple[int, step.TrainState]:
     """Resumes the run if it has a checkpoint, else starts from `init_from`, else from the seed."""
-    if resumed := resumed_state(config, model, tx, mesh, checkpointer):
+    if resumed := resumed_state(config, model, tx, mesh, abstract, checkpointer):
         return resumed
-    abstract = abstract_state(config, model, tx, mesh)
     if config.init_from:
         return 0, pretrained_state(config, model, tx, abstract)
     return 0, jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
@@ -244,7 +247,7 @@ class Run:
 
     def loop(self, first: int, state: step.TrainState, batches, host) -> None:
         """Updates until `total_steps`, with logging, evaluation and checkpoints at their own cadence."""
-        config, total = self.config, self.total_steps
+        config, total, timer, number = self.config, self.total_steps, self.timer, first
         profiler = perf.ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
         bar = metrics.ProgressBar(total, first)
         request, stalls = checkpoint.SaveRequest(), {}
@@ -252,11 +255,11 @@ class Run:
         try:
             for number in range(first + 1, total + 1):
                 profiler.before_step(number)
-                state, step_metrics = self.train_step(state, self.timer.next_batch(batches))
+                state, step_metrics = timer.step(self.train_step, state, timer.next_batch(batches))
                 bar.advance(number)
                 stop, scalars = request.due(number), {}
                 if due(number, config.log_every, total):
-                    scalars |= fetch(number, step_metrics) | self.timer.report() | {"data/skipped": len(host.bad)}
+                    scalars |= timer.report() | metrics.fetch(number, step_metrics) | {"data/skipped": len(host.bad)}
                     bar.report(number, scalars)
                     if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
                         log.warning(waiting)
@@ -267,14 +270,17 @@ class Run:
                     stalls = {}
                 if saving:
                     stalls = self.save(number, state, step_metrics, scalars)
-                if stop and number < total:
-                    self.checkpointer.wait()
-                    log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
-                    raise Preempted
-            self.checkpointer.wait()
+                if stop:
+                    break
+            with timer.aside("checkpoints"):
+                self.checkpointer.wait()
         finally:
             profiler.stop()
             bar.close()
+        metrics.show_summary(self.folder, timer.totals())
+        if number < total:
+            log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
+            raise Preempted
         log.info("done: %d steps, results in %s", total, self.folder)
 
     def evaluate(self, number: int, state: step.TrainState, saving: bool) -> dict[str, float]:
@@ -285,33 +291,16 @@ class Run:
             every = self.config.evals[name].every
             return due(number, every, self.total_steps) or (saving and ranked.startswith(f"eval/{name}/"))
 
-        scalars = run_evals(self.evals, self.eval_step, step.eval_params(state), wanted)
-        if scalars:
-            self.timer.reset()
-        return scalars
+        if not any(map(wanted, self.evals)):
+            return {}
+        with self.timer.aside("evaluation"):
+            return run_evals(self.evals, self.eval_step, step.eval_params(state), wanted)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
-        fetch(number, step_metrics)
-        stall = self.checkpointer.save(number, as_dict(state), self.meta, scalars)
-        self.timer.reset()
-        return {"checkpoint/stall_s": stall}
-
-
-def fetch(number: int, step_metrics: dict) -> dict[str, float]:
-    """Waits for the metrics of a step.
-
-    Raises:
-      NegativeResult: an update up to now was not finite; it was left out, so the saved states are sound.
-    """
-    scalars = {name: value.item() for name, value in jax.device_get(step_metrics).items()}
-    if scalars["train/skipped_steps"]:
-        raise NegativeResult(
-            f"loss or gradients were not finite in {scalars['train/skipped_steps']} updates up to step {number} "
-            f"(loss there: {scalars['train/loss']}): earlier checkpoints are intact; lower optim.lr, set "
-            "optim.grad_clip_norm, or look at the data"
-        )
-    return scalars
+        metrics.fetch(number, step_metrics)
+        with self.timer.aside("checkpoints"):
+            return {"checkpoint/stall_s": self.checkpointer.save(number, as_dict(state), self.meta, scalars)}
 
 
 def train(config, folder: epath.Path) -> None:
@@ -325,16 +314,18 @@ def train(config, folder: epath.Path) -> None:
     tx, schedule = make_optimizer(config, model, total_steps)
     evals = open_evals(config, mesh, facts.class_names, facts.num_classes)
     workdir.check(folder, config, source.fingerprint)
+    processes.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
     peak = chips.peak_flops(jax.devices()[0].device_kind)
-    timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak and peak * jax.device_count())
-    train_step = jax.jit(make_train_step(config, model, tx, schedule), donate_argnums=0)
+    timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak, jax.device_count())
+    abstract = abstract_state(config, model, tx, mesh)
+    train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_step = make_eval_step(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     with jax.set_mesh(mesh), checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
-        first, state = start_state(config, model, tx, mesh, checkpointer)
+        first, state = start_state(config, model, tx, mesh, abstract, checkpointer)
         workdir.claim(folder, config, source.fingerprint)
         batches, host = training_batches(config, mesh, source, first, total_steps)
         with metrics.MetricWriter(folder, first) as writer:
@@ -377,12 +368,12 @@ def main(argv: list[str]) -> int:
             return dry_run(config)
         if not args.workdir:
             raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
-        sharding.start_processes()
+        processes.start()
         folder = workdir.make(args.workdir)
         with metrics.logging_to(folder):
             train(config, folder)
 
-    return errors.run(work, args.debug)
+    return processes.run(work, args.debug)
 
 
 if __name__ == "__main__":

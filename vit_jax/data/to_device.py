@@ -28,6 +28,17 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
     return {name: build(local) for name, local in batch.items()}
 
 
+def abstract_batch(mesh: Mesh, batch_size: int, image_size: int) -> dict:
+    """Shapes, dtypes and shardings of a global batch of training."""
+    kinds = dict(image=((image_size, image_size, 3), np.uint8), label=((), np.int32), mask=((), np.float32))
+    kinds["seed"] = (2,), np.int32
+    place = sharding.batch_sharding(mesh)
+    return {
+        name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=place)
+        for name, (shape, dtype) in kinds.items()
+    }
+
+
 def to_device(
     batches: Iterable[dict], mesh: Mesh, rows: np.ndarray, batch_size: int, prefetch: int, stages: Stages | None = None
 ) -> Iterator[dict]:

@@ -1,0 +1,43 @@
+"""The models of the ViT papers on pods that they fit: configs/pods.py:VARIANT,CHIP, with ImageNet-21k and batch 4096
+
+    python -m vit_jax.plan --config=configs/pods.py:L/16,v5e
+    python -m vit_jax.train --config=configs/pods.py:L/16,v5e --workdir=gs://BUCKET/l16
+
+The recipe is that of configs/pretrain.py (arXiv 2010.11929 table 3), by default on ImageNet-21k; another data set is a
+third argument. g/14 and G/14 (arXiv 2106.04560 table 2) pool by attention and take the recipe of L/16. Each names its
+topology and was compiled for it by the TPU compiler: docs/pods.md has memory, time and cost; `make plans` makes it.
+"""
+
+import pathlib
+
+from vit_jax import config as configs
+
+# Variant -> chip -> topology. Pods on which a step is neither too short for its communication nor a run too long.
+PODS = {
+    "B/32": {"v4": "v4:2x2x4", "v5e": "v5e:4x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"},
+    "B/16": {"v4": "v4:2x4x4", "v5e": "v5e:4x8", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"},
+    "R50+B/16": {"v4": "v4:2x4x4", "v5e": "v5e:4x8", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"},
+    "L/16": {"v4": "v4:4x4x4", "v5e": "v5e:8x8", "v5p": "v5p:2x4x4", "v6e": "v6e:4x8"},
+    "H/14": {"v4": "v4:4x4x8", "v5e": "v5e:16x16", "v5p": "v5p:4x4x4", "v6e": "v6e:8x8"},
+    "g/14": {"v4": "v4:4x8x8", "v5e": "v5e:16x16", "v5p": "v5p:4x4x8", "v6e": "v6e:8x16"},
+    "G/14": {"v4": "v4:8x8x8", "v5e": "v5e:16x16", "v5p": "v5p:4x8x8", "v6e": "v6e:16x16"},
+}
+
+# The fastest settings that were found to fit, where they differ from plain data parallelism of unrolled layers.
+SHARDED = {"mesh": dict(fsdp=16)}
+SETTINGS: dict = {}
+
+
+def get_config(arg="B/16,v5e"):
+    """`arg`: VARIANT,CHIP[,DATASET]."""
+    variant, chip, dataset = [*arg.split(",", 2), "imagenet21k"][:3]
+    pretrain = configs.import_file(pathlib.Path(__file__).with_name("pretrain.py"))
+    config = pretrain.get_config(f"{variant},{dataset}")
+    config.topology = PODS[variant][chip]
+    # Dropout draws a number for every activation: rbg's cost a TPU less.
+    config.prng = "rbg"
+    if variant in ("g/14", "G/14"):
+        config.model.update(pool="map", pre_logits=False)
+    for key, values in (SETTINGS.get((variant, chip)) or SETTINGS.get(variant, {})).items():
+        config[key] = {**config.get(key, {}), **values} if isinstance(values, dict) else values
+    return config

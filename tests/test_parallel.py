@@ -1,0 +1,154 @@
+"""One step, whatever the mesh and the memory lever: 10 updates give the same losses and parameters on fake devices."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config as configs
+from vit_jax import layout, sharding, train
+from vit_jax.data import to_device
+
+STEPS, BATCH, SIZE, CLASSES = 10, 32, 16, 10
+
+CONFIG = """
+import ml_collections
+
+def get_config(arg=""):
+    config = ml_collections.ConfigDict()
+    config.total_steps = 100
+    config.image_size = 16
+    config.mixup = 0.2
+    config.model = dict(variant="Ti/4", width=64, depth=3, mlp_dim=256, num_heads=8, pool="gap", num_classes=10)
+    config.model.update(dropout=0.1, droppath=0.1)
+    config.data = dict(name="digits", num_examples=1000, batch_size=32)
+    config.optim = dict(lr=1e-3, warmup_steps=2, grad_clip_norm=1.0, wd=0.1, ema_decay=0.9)
+    return config
+"""
+
+
+def batches() -> list[dict]:
+    chance = np.random.default_rng(0)
+    return [
+        dict(
+            image=chance.integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8),
+            label=chance.integers(0, CLASSES, BATCH).astype(np.int32),
+            mask=np.ones(BATCH, np.float32),
+            seed=chance.integers(0, 2**31 - 1, (BATCH, 2)).astype(np.int32),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """f(settings, devices) -> (losses [STEPS], {name: parameter} in the loop layout, text of the lowered step)."""
+    path = tmp_path_factory.mktemp("config") / "small.py"
+    path.write_text(CONFIG)
+
+    @functools.cache
+    def run(settings: str = "", devices: int = 8):
+        config = configs.load(str(path), [f"--config.{setting}" for setting in settings.split()])
+        mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
+        model = train.make_model(config, CLASSES)
+        tx, schedule = train.make_optimizer(config, model, config.total_steps)
+        rows = sharding.local_rows(mesh, BATCH)
+        abstract, losses = train.abstract_state(config, model, tx, mesh), []
+        train_step = train.make_train_step(config, mesh, model, tx, schedule, abstract)
+        with jax.set_mesh(mesh):
+            init = jax.jit(lambda: train.init_state(config, model, tx), out_shardings=train.shardings(abstract))
+            state = init()
+            text = train_step.lower(state, to_device.abstract_batch(mesh, BATCH, SIZE)).as_text()
+            for batch in batches():
+                state, metrics = train_step(state, to_device.global_batch(batch, mesh, rows, BATCH))
+                losses.append(float(metrics["train/loss"]))
+        found = layout.flatten(layout.relayout(jax.device_get(state.params), False, jnp.stack))
+        for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+            assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim), "the step keeps the state where it lives"
+        return np.array(losses), found, text
+
+    return run
+
+
+def assert_same(one, two, loss: float, params: float):
+    """`loss`: relative; `params`: of the largest change that a parameter sees, which is about lr times STEPS."""
+    np.testing.assert_allclose(one[0], two[0], rtol=loss)
+    assert one[1].keys() == two[1].keys()
+    for name, value in one[1].items():
+        np.testing.assert_allclose(value, two[1][name], atol=params, err_msg=name)
+
+
+MESHES = {
+    "data": "mesh.data=8",
+    "fsdp": "mesh.fsdp=8",
+    "all three": "mesh.data=2 mesh.fsdp=2 mesh.tensor=2",
+    "tensor": "mesh.tensor=8",
+    "data and fsdp": "mesh.data=4 mesh.fsdp=2",
+    "replica": "mesh.replica=2 mesh.data=2 mesh.fsdp=2",
+    "zero": "mesh.data=8 mesh.zero=True",
+    "zero and fsdp": "mesh.data=4 mesh.fsdp=2 mesh.zero=True",
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_every_mesh_gives_the_losses_and_parameters_of_one_device(trained, mesh):
+    assert_same(trained(mesh), trained("", 1), loss=1e-5, params=2e-4)
+
+
+LEVERS = {
+    "scan": "model.scan=True",
+    "remat dots": "model.remat=dots",
+    "remat full": "model.remat=full",
+    "remat by name": "model.remat=names",
+    "scan and remat by name": "model.scan=True model.remat=names",
+    "scan and remat full": "model.scan=True model.remat=full",
+    "blockwise attention": "model.attention=blockwise",
+}
+
+
+@pytest.mark.parametrize("mesh", ["mesh.data=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"], ids=["one", "eight"])
+@pytest.mark.parametrize("lever", LEVERS.values(), ids=LEVERS)
+def test_every_lever_of_memory_gives_the_same_numbers(trained, lever, mesh):
+    assert_same(trained(f"{lever} {mesh}", 1 if mesh == "mesh.data=1" else 8), trained("", 1), loss=1e-5, params=2e-4)
+
+
+@pytest.mark.parametrize("mesh", ["mesh.data=8", "mesh.data=4 mesh.fsdp=2 mesh.zero=True"])
+def test_microbatches_give_the_same_numbers(trained, mesh):
+    """Each microbatch draws masks of its own, so there is no dropout here."""
+    plain = "model.dropout=0 model.droppath=0"
+    assert_same(trained(f"{plain} accum_steps=4 {mesh}"), trained(plain, 1), loss=1e-5, params=2e-4)
+
+
+def test_lower_precision_stays_close(trained):
+    """bf16 has 8 bits of mantissa, 4e-3 relative: the losses of 10 steps stay within 2 %."""
+    truth = trained("", 1)[0]
+    for lever in ("model.dtype=bfloat16", "model.dtype=bfloat16 model.softmax_dtype=bfloat16"):
+        np.testing.assert_allclose(trained(lever)[0], truth, rtol=0.02)
+    np.testing.assert_allclose(trained("optim.momentum_dtype=bfloat16")[0], truth, rtol=2e-3)
+
+
+def test_another_generator_draws_other_noise_and_repeats_itself(trained):
+    """rbg depends on the mesh, which threefry does not: same mesh, same numbers."""
+    one, other = trained("prng=rbg mesh.data=8"), trained("prng=rbg mesh.data=8 log_every=51")
+    np.testing.assert_array_equal(one[0], other[0])
+    truth = trained("", 1)[0]
+    assert np.abs(one[0] - truth).max() > 1e-4
+    np.testing.assert_allclose(one[0], truth, rtol=0.2)
+
+
+def constraints(text: str) -> int:
+    return len(re.findall(r"sdy\.sharding_constraint|@Sharding\(", text))
+
+
+def test_the_lowered_step_has_its_sharding_constraints(trained):
+    """Where a mesh is not seen they vanish without a word, and fsdp gathers activations in place of parameters.
+
+    Forward, each of 3 blocks pins query, key, value, the MLP's hidden layer and its output; image and tokens are pinned
+    once. The backward pass pins the gradient of each again, but of the image.
+    """
+    found = constraints(trained("mesh.fsdp=8")[2])
+    assert found >= 2 * (3 * 5 + 1) + 1
+    assert constraints(trained("model.scan=True mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2]) >= 2 * (5 + 1) + 1

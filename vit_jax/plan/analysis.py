@@ -1,0 +1,141 @@
+"""A model of memory and time without the compiler: good enough to rank settings and to say what would make a job fit.
+
+Its constants were fitted to what the TPU compiler said of L/16 with 64 images per chip, and checked on B/16 and H/14.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax import chips, perf, sharding
+from vit_jax.errors import UserError
+from vit_jax.plan.compilation import Job
+
+# Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16 activations. Scan without
+# remat keeps what the compiler else computes again by itself.
+KEPT = {("none", False): 22, ("none", True): 115, ("dots", False): 20, ("dots", True): 24, ("names", False): 18}
+KEPT |= {("names", True): 22, ("full", False): 2, ("full", True): 2}
+# Bytes per token of the one layer that is being computed, again as a multiple of the width.
+WORKING = 100
+# Time relative to unrolled layers without remat, by the compiler's cycles.
+SLOWER = {("none", False): 1.0, ("none", True): 1.3, ("dots", False): 1.15, ("dots", True): 1.28, ("full", False): 1.33}
+SLOWER |= {("names", False): 1.15, ("names", True): 1.3, ("full", True): 1.38}
+LONG = 350  # tokens beyond which attention keeps no square of scores by itself
+UTILISATION = 0.53  # of unrolled layers without remat
+PER_MICROBATCH = 0.01  # of the step, for each after the first
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """A config on a pod, by shapes alone: made in no time, so that thousands can be compared."""
+
+    config: Any
+    chip: chips.Tpu
+    model: Any
+    mesh: dict[str, int]
+    shapes: Any  # of the state, without places
+
+    @property
+    def num_chips(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def batch_shards(self) -> int:
+        return math.prod(self.mesh[axis] for axis in sharding.RULES["batch"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    bytes: float  # of HBM per chip
+    ms: float  # of a step
+
+
+def sketch(job: Job) -> Sketch:
+    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), job.state)
+
+
+def resketch(one: Sketch, config) -> Sketch:
+    """The same pod with another config.
+
+    Raises:
+      UserError: mesh, batch and model do not fit together.
+    """
+    shape, _ = sharding.mesh_sizes(config.mesh)
+    fixed = math.prod(size for size in shape if size != -1)
+    shape = [one.num_chips // fixed if size == -1 else size for size in shape]
+    mesh = sharding.abstract_mesh(dict(zip(sharding.AXES, shape, strict=True)))
+    if mesh.size != one.num_chips:
+        raise UserError(f"a mesh of {mesh.size} does not fill {one.num_chips} chips")
+    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
+    sharding.check_model(one.model, mesh)
+    return dataclasses.replace(one, config=config, mesh=dict(mesh.shape))
+
+
+def state_bytes(one: Sketch) -> tuple[float, float]:
+    """(state, gradients) in bytes per chip. Momentum of another precision than it was sketched with is not seen."""
+    total = gradients = 0.0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(one.shapes)[0]:
+        name = sharding.path_name(path)
+        spec = sharding.leaf_spec(name, leaf.shape, one.mesh, one.config.mesh.zero)
+        axes = [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
+        size = leaf.size * leaf.dtype.itemsize / math.prod(one.mesh[axis] for axis in axes)
+        total += size
+        gradients += size * name.startswith("params/")
+    return total, gradients
+
+
+def layer_bytes(one: Sketch) -> float:
+    """Bytes per token and layer that wait for the backward pass."""
+    model, settings = one.model, one.config.model
+    itemsize = np.dtype(settings.dtype if settings.dtype != "bfloat16" else "float16").itemsize
+    length = tokens_of(model)
+    keeps_scores = settings.remat == "none" and length <= LONG and settings.attention in ("auto", "einsum")
+    scores = itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128) if keeps_scores else 0
+    return KEPT[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
+
+
+def tokens_of(model) -> int:
+    return math.prod(model.grid) + getattr(model, "num_prefix", 0)
+
+
+def activation_bytes(one: Sketch) -> float:
+    """Bytes per chip of activations at the height of a step."""
+    model = one.model
+    images = one.config.data.batch_size / one.config.accum_steps / one.batch_shards
+    if not hasattr(model, "depth"):  # a ResNet: its FLOPs stand for the size of its maps
+        return images * perf.model_flops(model) / 60
+    tokens = images * tokens_of(model)
+    split = min(one.mesh["tensor"], 2)  # heads and MLP are split, the residual stream is not
+    stem = images * 12e6 if getattr(model, "stem_units", None) else 0
+    return tokens * (model.depth * layer_bytes(one) + WORKING * model.width) / split + stem
+
+
+def communication_ms(one: Sketch) -> float:
+    """Gradients in bf16 over everything, parameters twice over fsdp, two sums per block over tensor."""
+    mesh, link = one.mesh, 2 * one.chip.link_bandwidth
+    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(one.shapes.params)) / mesh["tensor"]
+    waits = 0.0
+    if mesh["data"] * mesh["replica"] > 1:
+        waits += 2 * size / mesh["fsdp"] / link
+    if mesh["fsdp"] > 1:
+        waits += 0.5 * 3 * size / link  # half of it hides behind computation
+    if mesh["tensor"] > 1 and hasattr(one.model, "depth"):
+        tokens = one.config.data.batch_size / one.batch_shards * tokens_of(one.model)
+        waits += 4 * one.model.depth * 2 * 2 * tokens * one.model.width / link
+    return 1e3 * waits
+
+
+def guess(one: Sketch) -> Guess:
+    """Memory and time of a step by this model."""
+    config, settings = one.config, (one.config.model.remat, one.config.model.scan)
+    held, gradients = state_bytes(one)
+    images = config.data.batch_size / one.batch_shards
+    held += config.data.prefetch * images * 3 * config.image_size**2
+    flops = 3 * perf.model_flops(one.model) * config.data.batch_size / one.num_chips
+    precision = 1 if config.model.dtype == "bfloat16" else 2
+    compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * SLOWER[settings]
+    compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)
+    return Guess(held + gradients + activation_bytes(one), compute + communication_ms(one))

@@ -1,0 +1,106 @@
+"""The figures of a plan: memory by kind, time as a bracket, communication, throughput, cost, and feeding the chips."""
+
+import dataclasses
+import math
+
+import jax
+
+from vit_jax import perf
+from vit_jax.plan import collectives, hlo, suggestions
+from vit_jax.plan.compilation import GIB, Compiled, Job, shard_bytes
+
+# Core time of the host for an image by kind of crop, from docs/performance.md, and the mean size of ImageNet's JPEGs.
+CORE_MS_PER_IMAGE = 1.2
+BYTES_PER_IMAGE = 110e3
+
+
+def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
+    """(roofline, estimate): every instruction at the chip's limits, and by the compiler's own count of cycles."""
+    roofline = cycles = 0.0
+    for name, instruction, times in program.walk():
+        cycles += times * instruction.cycles
+        if collectives.kind_of(instruction) is None:
+            flops, moved = program.flops(name, instruction), program.hbm_bytes(name, instruction)
+            roofline += times * max(flops / chip.peak_flops, moved / chip.hbm_bandwidth)
+    return 1e3 * roofline, 1e3 * cycles / chip.clock
+
+
+def step_ms(program: hlo.Program, job: Job, messages: list[collectives.Collective]) -> dict[str, float]:
+    """Time of a step. Low: the chip's limits, and all that may overlap does; high: the compiler's cycles, and nothing
+    overlaps."""
+    roofline, estimate = compute_ms(program, job.chip)
+    waiting = 1e3 * sum(c.seconds for c in messages if not c.overlapped)
+    behind = 1e3 * sum(c.seconds for c in messages if c.overlapped)
+    low, high = max(roofline, behind) + waiting, estimate + behind + waiting
+    return dict(
+        compute_roofline=roofline,
+        compute_estimate=estimate,
+        communication=waiting + behind,
+        low=min(low, high),
+        high=max(low, high),
+    )
+
+
+def hbm_gib(job: Job, compiled: Compiled) -> dict[str, float]:
+    """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
+    state, held = job.state, {}
+    held["params"] = shard_bytes(state.params)
+    held["opt_state"] = shard_bytes((state.opt_state, state.ema_params, state.step, state.skipped_steps))
+    held["batch"] = shard_bytes(job.batch) * job.config.data.prefetch
+    # The compiler counts one batch; the others wait on the chip, too.
+    total = compiled.total_bytes + shard_bytes(job.batch) * (job.config.data.prefetch - 1)
+    held["activations"] = max(total - sum(held.values()), 0)
+    return {kind: held[kind] / GIB for kind in ("params", "opt_state", "activations", "batch")} | dict(
+        total=total / GIB
+    )
+
+
+def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
+    """A quantity that falls with the time of a step, at both ends of the bracket."""
+    return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
+
+
+def speed(job: Job, step: dict[str, float]) -> dict:
+    """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
+    config, chips, flops = job.config, job.num_chips, 3 * perf.model_flops(job.model)
+    batch = config.data.batch_size
+    images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
+    days = dict(low=step["low"] * job.total_steps / 864e5, high=step["high"] * job.total_steps / 864e5)
+    hosts = math.ceil(chips / job.chip.host_chips)
+    per_host = images["high"] * chips / hosts
+    return dict(
+        mfu=bracket(step, lambda ms: batch * flops / chips / job.chip.peak_flops / ms * 1e3),
+        images_per_sec_per_chip=images,
+        total_steps=job.total_steps,
+        days=days,
+        chip_hours={end: value * 24 * chips for end, value in days.items()},
+        hosts=hosts,
+        host_cores=per_host / config.data.repeats * CORE_MS_PER_IMAGE / 1e3,
+        host_cores_available=job.chip.host_cores,
+        host_network_gbps=per_host / config.data.repeats * BYTES_PER_IMAGE * 8 / 1e9,
+    )
+
+
+def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
+    """The JSON of a plan, but for what the command line said. What needs a program is null where there is none."""
+    hbm = hbm_gib(job, compiled)
+    fits = compiled.program is not None and hbm["total"] <= limit_gib
+    facts = dict(
+        num_chips=job.num_chips,
+        mesh={axis: int(size) for axis, size in job.mesh.shape.items()},
+        fits=fits,
+        hbm_limit_gib=limit_gib,
+        hbm_gib=hbm,
+        params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
+        model_flops_per_image=3 * perf.model_flops(job.model),
+        sharding_constraints=compiled.sharding_constraints,
+        compile_s=compiled.seconds,
+        suggestions=[] if fits else suggestions.suggest(job, limit_gib),
+    )
+    if compiled.program is None:
+        names = ("collectives", "step_ms", "mfu", "images_per_sec_per_chip", "total_steps", "days", "chip_hours")
+        return facts | dict.fromkeys((*names, "host_cores", "host_network_gbps"))
+    messages = collectives.collectives(compiled.program, job.mesh, job.chip)
+    step = step_ms(compiled.program, job, messages)
+    sent = [{k: v for k, v in dataclasses.asdict(c).items() if k != "seconds"} for c in messages]
+    return facts | dict(collectives=sent, step_ms=step) | speed(job, step)

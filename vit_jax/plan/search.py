@@ -1,0 +1,91 @@
+"""Which mesh, remat, scan and microbatches to try: ranked by the model of `analysis`, then compiled."""
+
+import itertools
+from typing import Any
+
+from vit_jax.errors import NegativeResult, UserError
+from vit_jax.plan import analysis
+from vit_jax.plan.compilation import GIB, Job
+from vit_jax.plan.suggestions import MARGIN, changed, lines
+
+FSDP = (1, 2, 4, 8, 16, 32, 64)
+TENSOR = (1, 2, 4)
+MICROBATCHES = (1, 2, 4, 8)
+ATTENTION = ("einsum", "splash")  # from this many tokens on, splash is a candidate
+LONG = 512
+
+
+def settings(job: Job):
+    """Every combination worth a thought, as flat config values."""
+    replicas, chips = job.mesh.shape["replica"], job.num_chips
+    layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
+    remats = ("none", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
+    is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > LONG
+    kinds = ATTENTION if is_long else (job.config.model.attention,)
+    for fsdp, tensor in itertools.product(FSDP, TENSOR):
+        if chips % (replicas * fsdp * tensor):
+            continue
+        mesh = {"mesh.data": chips // (replicas * fsdp * tensor), "mesh.fsdp": fsdp, "mesh.tensor": tensor}
+        zeros = (False, True) if mesh["mesh.data"] > 1 and fsdp == 1 else (False,)
+        for zero, scan, remat, accum, kind in itertools.product(zeros, layers, remats, MICROBATCHES, kinds):
+            model = {"model.scan": scan, "model.remat": remat, "model.attention": kind}
+            yield mesh | {"mesh.zero": zero, "accum_steps": accum} | (model if len(layers) > 1 else {})
+
+
+def family(values: dict) -> tuple:
+    """What settings have in common that differ in the number of shards alone."""
+    return tuple(values.get(key) for key in ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "accum_steps"))
+
+
+def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
+    """(settings, config) of all that should fit, the fastest first; two of a family before the third.
+
+    Raises:
+      NegativeResult: nothing should fit.
+    """
+    found, one = [], analysis.sketch(job)
+    for values in settings(job):
+        config = changed(job.config, values)
+        try:
+            guess = analysis.guess(analysis.resketch(one, config))
+        except UserError:  # a batch or a width that does not divide
+            continue
+        if guess.bytes < MARGIN * limit_gib * GIB:
+            found.append((guess.ms, len(found), values, config))
+    if not found:
+        raise NegativeResult(
+            f"no mesh, remat and microbatches fit into {limit_gib:.2f} GiB per chip on {job.num_chips} chips: use a "
+            "larger --topology, or chips with more memory"
+        )
+    ordered, seen = [], {}
+    for _, _, values, config in sorted(found, key=lambda item: item[:2]):
+        rank = seen[family(values)] = seen.get(family(values), 0) + 1
+        ordered.append((rank > 2, len(ordered), values, config))
+    return [(values, config) for *_, values, config in sorted(ordered, key=lambda item: item[:2])]
+
+
+def middle(plan: dict) -> float:
+    """Milliseconds by which plans are ranked: the middle of the bracket."""
+    return (plan["step_ms"]["low"] + plan["step_ms"]["high"]) / 2
+
+
+def best(tried: list[dict]) -> dict:
+    """The fastest plan that fits, with all that was tried in `tried`, and the lines to paste.
+
+    Raises:
+      NegativeResult: none fits.
+    """
+    fitting = sorted((one for one in tried if one["fits"]), key=lambda one: middle(one["plan"]))
+    if not fitting:
+        raise NegativeResult(f"none of the {len(tried)} settings that were compiled fits: allow more --max_compiles")
+    others = [
+        dict(
+            settings=lines(one["settings"]),
+            fits=one["fits"],
+            hbm_gib=one["hbm_gib"],
+            step_ms=one["plan"]["step_ms"],
+            compile_s=one["plan"]["compile_s"],
+        )
+        for one in [*fitting, *(one for one in tried if not one["fits"])]
+    ]
+    return fitting[0]["plan"] | dict(settings=others[0]["settings"], tried=others)

@@ -1,0 +1,70 @@
+"""Pods that are not at hand: the devices of a topology, as the TPU compiler describes them without any."""
+
+import math
+import os
+import re
+
+from vit_jax import chips
+from vit_jax.errors import UserError
+
+PATTERN = re.compile(r"(?P<chip>\w+):(?P<sizes>[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2})")
+# The compiler finds no TPU and must not look for one; the name of the type is not read beyond that.
+ENVIRONMENT = dict(
+    JAX_PLATFORMS="cpu",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_ACCELERATOR_TYPE="v5litepod-8",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_WORKER_ID="0",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several plans at once; nothing of a chip is shared
+)
+
+
+def prepare_environment() -> None:
+    """Must be called before JAX is imported."""
+    os.environ.update(ENVIRONMENT)
+
+
+def parse(name: str) -> tuple[chips.Tpu, list[int]]:
+    """The chip and the extents of "v5e:16x16".
+
+    Raises:
+      UserError: the chip is not known, or the extents do not fit its network.
+    """
+    found = PATTERN.fullmatch(name)
+    if not found or found["chip"] not in chips.TPUS:
+        raise UserError(f"--topology={name} is not understood: write CHIP:AxB with a chip of {', '.join(chips.TPUS)}")
+    chip, extents = chips.TPUS[found["chip"]], [int(size) for size in found["sizes"].split("x")]
+    if len(extents) != chip.torus:
+        example = "x".join(["4"] * chip.torus)
+        raise UserError(
+            f"--topology={name} has {len(extents)} extents: {found['chip']} takes {chip.torus}, as {example}"
+        )
+    if chip.torus == 2 and max(extents) > 16:
+        raise UserError(f"--topology={name} is more than a pod of 16x16: use --num_slices for several")
+    return chip, extents
+
+
+def devices(name: str, num_slices: int = 1) -> list:
+    """The devices of a pod, one per chip, as `jax.Device`s that programs can be compiled for.
+
+    Raises:
+      UserError: no such topology, or the compiler is not installed.
+    """
+    _, extents = parse(name)
+    options: dict = {"num_slices": num_slices} if num_slices > 1 else {}
+    if name.startswith("v4:"):
+        options["chip_config_name"] = "megacore"  # one device per chip, as JAX has them on these machines
+    if math.prod(extents) == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    from jax.experimental import topologies
+
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except Exception as error:
+        if "libtpu" in str(error).lower() and "topolog" not in str(error).lower():
+            raise UserError("the TPU compiler is not installed: pip install 'vit_jax[plan]' (or libtpu)") from None
+        text = " ".join(str(error).split())[:160]
+        raise UserError(f"--topology={name} is refused by the TPU compiler ({text}): use an existing shape") from None
+    if len(found) != math.prod(extents) * num_slices:
+        raise UserError(f"--topology={name} gives {len(found)} devices: choose a shape of whole hosts")
+    return list(found)
