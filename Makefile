@@ -2,7 +2,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := demo
 
-.PHONY: demo test
+.PHONY: demo test plans
 
 demo: .venv/installed
 	.venv/bin/python -m vit_jax.demo
@@ -10,6 +10,11 @@ demo: .venv/installed
 test: .venv/installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
+
+# Compiles every recipe of configs/pods.py for its pod, which takes an hour of two cores.
+plans: .venv/installed
+	.venv/bin/python -m pip install --quiet --editable '.[dev,plan]'
+	.venv/bin/python -m vit_jax.plan.sheet --out=docs/pods.md
 
 .venv/installed: setup.py pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

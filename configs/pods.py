@@ -11,6 +11,7 @@ topology and was compiled for it by the TPU compiler: docs/pods.md has memory, t
 import pathlib
 
 from vit_jax import config as configs
+from vit_jax.errors import UserError
 
 # Variant -> chip -> topology. Pods on which a step is neither too short for its communication nor a run too long.
 PODS = {
@@ -23,21 +24,27 @@ PODS = {
     "G/14": {"v4": "v4:8x8x8", "v5e": "v5e:16x16", "v5p": "v5p:4x8x8", "v6e": "v6e:16x16"},
 }
 
-# The fastest settings that were found to fit, where they differ from plain data parallelism of unrolled layers.
+# What differs from plain data parallelism of unrolled layers. On v5e the state of L and H would take a fifth or more of
+# the memory. g and G are scanned, for their 40 and 48 layers compile for minutes else.
 SHARDED = {"mesh": dict(fsdp=16)}
-SETTINGS: dict = {}
+DEEP = SHARDED | {"model": dict(scan=True, remat="names")}
+SETTINGS = {("L/16", "v5e"): SHARDED, ("H/14", "v5e"): SHARDED, "g/14": DEEP, "G/14": DEEP}
 
 
 def get_config(arg="B/16,v5e"):
     """`arg`: VARIANT,CHIP[,DATASET]."""
-    variant, chip, dataset = [*arg.split(",", 2), "imagenet21k"][:3]
+    variant, _, rest = arg.partition(",")
+    chip, _, dataset = rest.partition(",")
+    if chip not in PODS.get(variant, {}):
+        known = f"VARIANT,CHIP with a variant of {', '.join(PODS)} and a chip of {', '.join(PODS['B/16'])}"
+        raise UserError(f"configs/pods.py:{arg} is no recipe: use {known}")
     pretrain = configs.import_file(pathlib.Path(__file__).with_name("pretrain.py"))
-    config = pretrain.get_config(f"{variant},{dataset}")
+    config = pretrain.get_config(f"{variant},{dataset or 'imagenet21k'}")
     config.topology = PODS[variant][chip]
     # Dropout draws a number for every activation: rbg's cost a TPU less.
     config.prng = "rbg"
     if variant in ("g/14", "G/14"):
         config.model.update(pool="map", pre_logits=False)
     for key, values in (SETTINGS.get((variant, chip)) or SETTINGS.get(variant, {})).items():
-        config[key] = {**config.get(key, {}), **values} if isinstance(values, dict) else values
+        config[key] = {**config.get(key, {}), **values}
     return config

@@ -42,7 +42,9 @@ def test_every_command_is_a_make_target_or_python():
         assert words[:2] == ["python", "-m"] or (words[0] == "make" and set(words[1:]) <= targets), command
 
 
-PODS = [command for command in COMMANDS if "gs://" in command]
+PODS = [
+    command for command in COMMANDS if "gs://" in command and "vit_jax.train" in command and "launch" not in command
+]
 
 
 @pytest.mark.parametrize("command", PODS)
@@ -50,6 +52,25 @@ def test_pod_commands_dry_run(command, capsys):
     arguments = shlex.split(command)[3:]
     assert train.main([*arguments, *([] if "--dry_run" in arguments else ["--dry_run"])]) == 0
     assert "parameters" in capsys.readouterr().out
+
+
+def test_the_launch_command_prints_what_it_would_run(capsys):
+    from launch import tpu_vm
+
+    (command,) = [command for command in COMMANDS if "launch.tpu_vm" in command]
+    assert tpu_vm.main(shlex.split(command)[3:]) == 0
+    out = capsys.readouterr().out
+    assert "queued-resources create l16" in out and "configs/pods.py:L/16,v5e" in out
+
+
+@pytest.mark.plan
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "vit_jax.plan" in command])
+def test_plan_commands_run(command):
+    """As they stand, but for two layers, and one compile of a search."""
+    words = [sys.executable, *shlex.split(command)[1:], "--config.model.depth=2"]
+    words += ["--max_compiles=1"] if "--search" in words else []
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "fits" in done.stdout and "MFU" in done.stdout, done.stdout + done.stderr
 
 
 def make_photos(root: pathlib.Path) -> None:

@@ -37,6 +37,10 @@ MAY_IMPORT = {
     "formats": {"errors", "layout", "models", "formats"},
     "adapt": {"errors", "layout", "models", "formats"},
     "pretrained": {"errors", "checkpoint", "layout", "models", "formats", "adapt"},
+    "plan": {"chips", "config", "data", "errors", "perf", "result_file", "sharding", "train", "plan"},
+    "plan/hlo": set(),
+    "plan/topology": {"chips", "errors"},
+    "plan/collectives": {"chips", "plan"},
     "data": {"errors", "sharding", "data"},
     "data/show": {"augment", "errors", "preprocess", "data"},
     "data/benchmark": {"chips", "errors", "perf", "preprocess", "sharding", "train", "data"},
@@ -100,7 +104,7 @@ def test_a_bare_import_brings_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "demo", "convert", "models", "data", "benchmark"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "demo", "convert", "models", "data", "benchmark", "plan"])
 def test_help_works_without_tensorflow(command):
     code = "import sys, runpy; sys.modules['tensorflow'] = None; sys.argv = ['x', '--help'];"
     code += f"runpy.run_module('vit_jax.{command}', run_name='__main__')"

@@ -276,6 +276,7 @@ def all_recipes() -> list[str]:
     found += [
         f"{file}.py:S/16,{dataset}" for file in ("augreg", "deit3") for dataset in ("imagenet2012", "imagenet21k")
     ]
+    found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
     found += [f"finetune.py:B/16,{name}" for name in sets if name not in ("jft300m", "imagenet21k")]
     return found

@@ -1,5 +1,9 @@
 """The mesh, the rules, and where parameters live."""
 
+import functools
+import math
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import vit_jax
-from vit_jax import adapt, layout, sharding
+from vit_jax import adapt, layout, optim, sharding, step
+from vit_jax import config as configs
 from vit_jax.errors import UserError
 
 ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
@@ -84,3 +89,144 @@ def test_tensor_parallelism_must_divide_the_model():
     mesh = sharding.make_mesh(ONE | dict(tensor=8))
     with pytest.raises(UserError, match="tensor=8 does not divide the model's num_heads=12"):
         sharding.check_model(vit_jax.create_model("B/16"), mesh)
+
+
+# --- big models: every shard has full rows ----------------------------------------------------------------------------
+
+LARGE = ("H/14", "G/14", "So400m/14")
+
+
+@functools.cache
+def shapes(variant: str, stacked: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes by path of all parameters of a big model, with single or stacked layers."""
+    params = adapt.abstract_params(vit_jax.create_model(variant, num_classes=21843))
+    if stacked:
+        params = layout.stack_blocks(params, lambda leaves: jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), "f4"))
+    return {name: leaf.shape for name, leaf in layout.flatten(params).items()}
+
+
+def split_axes(spec: PartitionSpec) -> list[str]:
+    return [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
+
+
+def ways(part, mesh: dict[str, int]) -> int:
+    return math.prod(mesh[axis] for axis in ((part,) if isinstance(part, str) else part or ()))
+
+
+@pytest.mark.parametrize("variant", LARGE)
+@pytest.mark.parametrize("fsdp", [2, 4, 8, 16, 32, 64, 128, 256])
+def test_every_shard_of_a_big_model_has_full_rows(variant, fsdp):
+    for tensor, layers in ((1, shapes(variant)), (2, shapes(variant)), (1, shapes(variant, True))):
+        mesh = ONE | dict(fsdp=fsdp, tensor=tensor)
+        for name, shape in layers.items():
+            spec = sharding.leaf_spec(name, shape, mesh)
+            axes, stacked = split_axes(spec), "encoderblock" in name.split("/")
+            assert len(axes) == len(set(axes)), name
+            assert all(size % ways(part, mesh) == 0 for size, part in zip(shape, spec, strict=True)), name
+            for size, part in zip(shape, spec, strict=True):
+                if "fsdp" in (part or ()):
+                    assert size // fsdp % sharding.SHARD_ROWS == 0, (name, shape, spec)
+            assert not stacked or spec[0] is None, name
+            if len(shape) - stacked < 2:
+                assert "fsdp" not in axes, name
+
+
+@pytest.mark.parametrize("variant", LARGE)
+def test_most_of_a_big_model_is_split_over_a_pod(variant):
+    def whole(fsdp):
+        kept = [
+            math.prod(shape)
+            for name, shape in shapes(variant).items()
+            if "fsdp" not in split_axes(sharding.leaf_spec(name, shape, ONE | dict(fsdp=fsdp)))
+        ]
+        return sum(kept) / sum(map(math.prod, shapes(variant).values()))
+
+    assert whole(16) < 0.01
+
+
+@pytest.mark.parametrize("variant", LARGE)
+@pytest.mark.parametrize("fsdp", [2, 16, 64])
+def test_stacked_layers_are_split_along_the_axis_of_single_ones(variant, fsdp):
+    stacked, mesh = shapes(variant, True), ONE | dict(fsdp=fsdp, tensor=2)
+    compared = 0
+    for name, shape in shapes(variant).items():
+        if name.startswith("Transformer/encoderblock_0/"):
+            other = name.replace("encoderblock_0", "encoderblock")
+            spec = sharding.leaf_spec(other, stacked[other], mesh)
+            assert spec == PartitionSpec(None, *sharding.leaf_spec(name, shape, mesh)), name
+            compared += 1
+    assert compared == 16
+
+
+# --- ZeRO -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def state():
+    """Shapes of a whole state with Adam and averaging."""
+    model = vit_jax.create_model("S/16", num_classes=1000)
+    config = configs.defaults().optim
+    config.ema_decay = 0.9
+    params = adapt.abstract_params(model)
+    tx, _ = optim.make_optimizer(config, params, 10)
+    return jax.eval_shape(lambda p: step.create_state(p, tx, 0.9), params)
+
+
+@pytest.mark.parametrize("sizes", [dict(data=4), dict(data=4, fsdp=2)])
+def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(state, sizes):
+    mesh = sharding.abstract_mesh(ONE | sizes)
+    plain, zero = (layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True))
+    params = {name: place.spec for name, place in zero.items() if name.startswith("params/")}
+    assert params == {name: plain[name].spec for name in params}
+    split = {name for name, place in zero.items() if "data" in split_axes(place.spec)}
+    kernel = "Transformer/encoderblock_3/MlpBlock_3/Dense_0/kernel"
+    assert {name for name in split if name.endswith(kernel)} == {n for n in zero if n.endswith(kernel)} - {
+        f"params/{kernel}"
+    }
+    assert len([name for name in split if name.endswith(kernel)]) == 3  # both moments and the average
+    assert not any("data" in split_axes(place.spec) for place in plain.values())
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+class Device(types.SimpleNamespace):
+    """A chip of a slice that is not there."""
+
+    __hash__ = object.__hash__
+
+
+def two_slices() -> list[Device]:
+    """2 x 4 chips each, in an order that mixes the slices."""
+    common = dict(core_on_chip=0, process_index=0, platform="tpu", device_kind="TPU v5 lite")
+    return [
+        Device(id=8 * index + 2 * y + x, coords=(x, y, 0), slice_index=index, **common)
+        for y in range(4)
+        for x in range(2)
+        for index in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis"),
+    [
+        (dict(replica=2, data=-1), 0),
+        (dict(replica=2, fsdp=8), 0),
+        (dict(replica=4, data=2, tensor=2), 0),
+        (dict(data=-1), 1),
+        (dict(data=4, fsdp=2, tensor=2), 1),
+    ],
+)
+def test_slices_lie_along_replica_or_else_along_data(sizes, axis):
+    devices = sharding.make_mesh(ONE | sizes, two_slices()).devices
+    assert len({device.id for device in devices.flat}) == 16
+    slices = np.vectorize(lambda device: device.slice_index)(devices)
+    half = devices.shape[axis] // 2
+    first, second = np.split(slices, [half], axis)
+    assert (first == 0).all() and (second == 1).all()
+
+
+def test_slices_that_would_be_torn_apart_are_refused_with_what_to_do():
+    message = "replica=1 and data=1, but the devices form 2 slices: make --config.mesh.replica a multiple of 2"
+    with pytest.raises(UserError, match=message):
+        sharding.make_mesh(ONE | dict(fsdp=16), two_slices())

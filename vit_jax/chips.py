@@ -43,8 +43,8 @@ class Tpu:
     link_bandwidth: float  # of one interconnect link in one direction
     torus: int  # dimensions of the interconnect
     wraps: int  # an extent that is a multiple of this has wraparound links
-    host_chips: int  # of a full host in a pod
-    host_cores: int  # hyperthreads of that host
+    host_chips: int  # of a host in a pod of several
+    host_cores: int  # virtual CPUs of that host
 
     @property
     def peak_flops(self) -> float:
@@ -58,9 +58,9 @@ class Tpu:
 
 TPUS = {
     "v4": Tpu("TPU v4", 30.75, 1228e9, 1.049e9, 45e9, 3, 4, 4, 240),
-    "v5e": Tpu("TPU v5 lite", 15.75, 819e9, 1.503e9, 45e9, 2, 16, 8, 224),
+    "v5e": Tpu("TPU v5 lite", 15.75, 819e9, 1.503e9, 45e9, 2, 16, 4, 112),
     "v5p": Tpu("TPU v5", 95.73, 2765e9, 1.751e9, 90e9, 3, 4, 4, 208),
-    "v6e": Tpu("TPU v6 lite", 31.24, 1640e9, 1.751e9, 90e9, 2, 16, 8, 180),
+    "v6e": Tpu("TPU v6 lite", 31.24, 1640e9, 1.751e9, 90e9, 2, 16, 4, 180),
 }
 
 

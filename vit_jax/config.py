@@ -60,7 +60,9 @@ def defaults() -> ml_collections.ConfigDict:
         droppath_shape="linear",  # linear: from 0 in the first block | constant: the same in all
         layer_scale=0.0,  # initial factor of every channel of the residual branches, which is learned; 0: none
         scan=False,  # one compiled block for all layers: compiles sooner
-        remat="none",  # none | dots | full: what is computed again to save memory
+        remat="none",  # what is kept for the backward pass; the rest is computed again. none: the compiler decides |
+        # names: those of remat_names | dots: results of matrix products with parameters | full: a block's input alone
+        remat_names=("query", "key", "value", "attended", "hidden"),  # attended: by attention; hidden: in the MLP
         dtype="float32",  # of activations and matrix products: float32 | bfloat16
         softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
         attention="auto",  # einsum: memory grows with the square of the tokens | splash: TPU | cudnn: NVIDIA |

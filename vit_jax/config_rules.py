@@ -9,6 +9,7 @@ from vit_jax.errors import UserError
 
 # Key -> the choice that it belongs to. A key that is given while another choice is made is an error.
 BRANCHES = {
+    "model.remat_names": ("model.remat", ("names",)),
     "model.posemb_at": ("model.posemb", ("learn", "learn2d")),
     "optim.wd_times_lr": ("optim.name", ("adam", "sgd", "adafactor")),
     "optim.b1": ("optim.name", ("adam", "lamb")),
@@ -38,7 +39,7 @@ CHOICES = {
     "model.posemb_at": ("stem", "every", "shared"),
     "model.gelu": ("tanh", "erf"),
     "model.droppath_shape": ("linear", "constant"),
-    "model.remat": ("none", "dots", "full"),
+    "model.remat": ("none", "names", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "model.softmax_dtype": ("float32", "bfloat16"),
     "model.attention": ("auto", "einsum", "splash", "cudnn", "blockwise"),
@@ -158,6 +159,12 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         )
     if config.model.attention == "cudnn" and config.model.dtype == "float32":
         raise UserError("config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16")
+    if config.model.posemb == "relative" and config.model.attention not in ("auto", "einsum"):
+        raise UserError(
+            f"config key model.attention={config.model.attention} knows no model.posemb=relative: use einsum or auto"
+        )
+    if config.topology and not re.fullmatch(r"\w+:\d+(x\d+){1,2}", config.topology):
+        raise UserError(f"config key topology={config.topology!r} is no pod: write it as v5e:16x16, or leave it empty")
     check_data(config.data)
     for name, entry in config.evals.items():
         if config.data.name == "mixture" and not entry.data.name:

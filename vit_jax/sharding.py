@@ -88,7 +88,8 @@ def arrange(shape: list[int], devices) -> np.ndarray:
     """
     slices: dict[int, list] = {}
     for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0  # elsewhere it counts hosts
+        slices.setdefault(index, []).append(device)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     across = next((axis for axis in (0, 1) if shape[axis] % len(slices) == 0), None)
@@ -121,6 +122,29 @@ def constrain(x, *axes: str | None):
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, wanted)
+
+
+def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None):
+    """Booleans of logical `axes` that are true with a probability.
+
+    Threefry gives the same ones on every mesh. XLA does not split the draws of other generators: each chip would make
+    those of the whole batch. So there each device draws its own part, by a key of its own.
+    """
+    mesh, wanted = jax.sharding.get_abstract_mesh(), spec(*axes)
+    names = [name for part in wanted if part for name in ((part,) if isinstance(part, str) else part)]
+    if mesh.empty or "threefry" in str(jax.random.key_impl(key)):
+        return jax.random.bernoulli(key, probability, shape)
+
+    def split(part) -> int:
+        return math.prod(mesh.shape[name] for name in ((part,) if isinstance(part, str) else part or ()))
+
+    def draw(key):
+        for name in names:
+            key = jax.random.fold_in(key, jax.lax.axis_index(name))
+        parts = tuple(size // split(part) for size, part in zip(shape, wanted, strict=True))
+        return jax.random.bernoulli(key, probability, parts)
+
+    return jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=wanted, check_vma=False)(key)
 
 
 def path_name(path) -> str:

@@ -342,7 +342,7 @@ def dry_run(config) -> None:
     mesh = sharding.abstract_mesh(config.mesh)
     sharding.check_model(model, mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    params = layout.relayout(adapt.abstract_params(model), False, None)
+    params = adapt.abstract_params(model.with_scan(False))
     for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
         print(line)
     print("\n".join(summary.sharding_lines(params, mesh)))

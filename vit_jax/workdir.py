@@ -17,7 +17,7 @@ from vit_jax.errors import UserError, one_line, storage_problem
 
 # A run may be continued with other values of these, and of nothing else.
 CONTINUABLE = re.compile(
-    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|topology|model\.(remat|scan)"
+    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|topology|model\.(remat|remat_names|scan)"
     r"|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
 )
 

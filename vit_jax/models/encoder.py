@@ -3,17 +3,21 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import sharding
 from vit_jax.models import kernels
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
-# What remat keeps of the forward pass; everything else is computed again in the backward pass.
+# What remat keeps of the forward pass; everything else is computed again in the backward pass. By the names to keep.
 REMAT_POLICIES = {
-    "none": None,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "none": lambda names: None,
+    "names": lambda names: jax.checkpoint_policies.save_only_these_names(*names),
+    "dots": lambda names: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": lambda names: jax.checkpoint_policies.nothing_saveable,
 }
+# Results inside of a block: of the three projections, of attention before its last projection, of the MLP's first.
+REMAT_NAMES = ("query", "key", "value", "attended", "hidden")
 # Rate of stochastic depth in the layers, from the `share` of the depth that lies before them.
 DROPPATH_SHAPES = {
     "linear": lambda rate, share: rate * share,
@@ -25,11 +29,15 @@ xavier = nn.initializers.xavier_uniform()
 small = nn.initializers.normal(1e-6)
 
 
-def dropout(x, rate: float, noise: dict | None, index: int):
-    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is returned."""
+def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed"):
+    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is returned.
+
+    x: [batch, length, embed], or another logical axis as the `last`.
+    """
     if noise is None or rate == 0.0:
         return x
-    return nn.Dropout(rate)(x, deterministic=False, rng=jax.random.fold_in(noise["key"], index))
+    kept = sharding.bernoulli(jax.random.fold_in(noise["key"], index), 1.0 - rate, x.shape, "batch", "length", last)
+    return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 
 def droppath(x, noise: dict | None, index: int):
@@ -65,9 +73,32 @@ class MlpBlock(nn.Module):
     def __call__(self, x, noise=None):
         dense = lambda features: nn.Dense(features, dtype=self.dtype, kernel_init=xavier, bias_init=small)  # noqa: E731
         width = x.shape[-1]
-        x = sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp")
-        x = dropout(GELUS[self.gelu](x), self.dropout, noise, 1)
+        x = checkpoint_name(sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp"), "hidden")
+        x = dropout(GELUS[self.gelu](x), self.dropout, noise, 1, "mlp")
         return dropout(dense(width)(x), self.dropout, noise, 2)
+
+
+class HeadProjection(nn.Module):
+    """A layer onto heads: [batch, length, embed] -> [batch, length, heads, kv], with nn.DenseGeneral's parameters.
+
+    Its products are those of matrices [embed, heads * kv]. With an axis of heads, TPUs pad the gradient's 64 channels
+    to 128 where fsdp shards it, which takes twice the time.
+    """
+
+    heads: int
+    kv: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        def init(key, shape):
+            return xavier(key, (shape[0], self.heads * self.kv)).reshape(shape)
+
+        kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
+        bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
+        kernel = kernel.astype(self.dtype).reshape(x.shape[-1], self.heads * self.kv)
+        y = x.astype(self.dtype) @ kernel + bias.astype(self.dtype).reshape(-1)
+        return y.reshape(*x.shape[:-1], self.heads, self.kv)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -88,9 +119,8 @@ class MultiHeadDotProductAttention(nn.Module):
         width = x.shape[-1]
 
         def project(name, y):
-            heads = (self.num_heads, width // self.num_heads)
-            y = nn.DenseGeneral(heads, dtype=self.dtype, kernel_init=xavier, name=name)(y)
-            return sharding.constrain(y, "batch", "length", "heads", "kv")
+            y = HeadProjection(self.num_heads, width // self.num_heads, self.dtype, name=name)(y)
+            return checkpoint_name(sharding.constrain(y, "batch", "length", "heads", "kv"), name)
 
         query, key, value = project("query", x), project("key", context), project("value", context)
         distance = None
@@ -104,6 +134,7 @@ class MultiHeadDotProductAttention(nn.Module):
             y = kernels.weighted(weights, value)
         else:
             y = kernels.attention(query, key, value, self.softmax_dtype, self.attention)
+        y = checkpoint_name(y, "attended")
         return nn.DenseGeneral(width, axis=(-2, -1), dtype=self.dtype, kernel_init=xavier, name="out")(y)
 
 
@@ -129,12 +160,12 @@ class EncoderBlock(nn.Module):
         def scale(name, y):
             return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
 
-        norm = lambda name: nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)  # noqa: E731
+        norm = lambda name, x: kernels.materialized(nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)(x))  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
         if position is not None:
             x = x + position.astype(x.dtype)
-        y = norm("LayerNorm_0")(x)
+        y = norm("LayerNorm_0", x)
         attention = MultiHeadDotProductAttention(
             self.num_heads,
             self.relative,
@@ -145,7 +176,7 @@ class EncoderBlock(nn.Module):
         )
         y = attention(y, y)
         x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
-        y = norm("LayerNorm_2")(x)
+        y = norm("LayerNorm_2", x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
@@ -170,6 +201,7 @@ class Encoder(nn.Module):
     ln_eps: float = 1e-6
     scan: bool = False
     remat: str = "none"
+    remat_names: tuple[str, ...] = REMAT_NAMES
     dtype: jnp.dtype = jnp.float32
     softmax_dtype: jnp.dtype = jnp.float32
     attention: str = "auto"
@@ -185,7 +217,7 @@ class Encoder(nn.Module):
         block = EncoderBlock
         if self.remat != "none":
             # Under scan the barrier against common-subexpression elimination only costs: the loop is one already.
-            block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat])
+            block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat](self.remat_names))
         fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
         shared = {field: getattr(self, field) for field in fields}
         relative = self.posemb == "relative"

@@ -7,7 +7,7 @@ from vit_jax import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import kernels, posemb, resnet
 from vit_jax.models.classifier import Classifier
-from vit_jax.models.encoder import DROPPATH_SHAPES, GELUS, REMAT_POLICIES, Encoder, MAPHead
+from vit_jax.models.encoder import DROPPATH_SHAPES, GELUS, REMAT_NAMES, REMAT_POLICIES, Encoder, MAPHead
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token; unpooled: every
 # token, after the class token or without one.
@@ -46,6 +46,7 @@ class VisionTransformer(Classifier):
     layer_scale: float = 0.0  # initial factor of the residual branches' channels; 0: none
     scan: bool = False
     remat: str = "none"
+    remat_names: tuple[str, ...] = REMAT_NAMES
     softmax_dtype: jnp.dtype = jnp.float32
     attention: str = "auto"
 
@@ -85,6 +86,8 @@ class VisionTransformer(Classifier):
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise UserError(f"model {field} {getattr(self, field)!r} is unknown: use one of {', '.join(allowed)}")
+        if unknown := set(self.remat_names) - set(REMAT_NAMES):
+            raise UserError(f"model remat_names {unknown.pop()!r} is unknown: use some of {', '.join(REMAT_NAMES)}")
         if self.num_heads < 1 or self.width % self.num_heads:
             raise UserError(
                 f"model width {self.width} is not divisible by num_heads {self.num_heads}: change one of them"

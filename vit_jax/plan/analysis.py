@@ -75,13 +75,18 @@ def resketch(one: Sketch, config) -> Sketch:
 
 
 def state_bytes(one: Sketch) -> tuple[float, float]:
-    """(state, gradients) in bytes per chip. Momentum of another precision than it was sketched with is not seen."""
+    """(state, gradients) in bytes per chip."""
     total = gradients = 0.0
     for path, leaf in jax.tree_util.tree_flatten_with_path(one.shapes)[0]:
         name = sharding.path_name(path)
         spec = sharding.leaf_spec(name, leaf.shape, one.mesh, one.config.mesh.zero)
         axes = [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
-        size = leaf.size * leaf.dtype.itemsize / math.prod(one.mesh[axis] for axis in axes)
+        held_in = one.config.optim.momentum_dtype if "mu" in name.split("/") else ""
+        size = (
+            leaf.size
+            * (2 if held_in == "bfloat16" else leaf.dtype.itemsize)
+            / math.prod(one.mesh[axis] for axis in axes)
+        )
         total += size
         gradients += size * name.startswith("params/")
     return total, gradients
@@ -138,4 +143,6 @@ def guess(one: Sketch) -> Guess:
     precision = 1 if config.model.dtype == "bfloat16" else 2
     compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * SLOWER[settings]
     compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)
-    return Guess(held + gradients + activation_bytes(one), compute + communication_ms(one))
+    # Gradients come as activations go; those of microbatches add to a sum that stays.
+    held += gradients if config.accum_steps > 1 else 0
+    return Guess(held + max(gradients, activation_bytes(one)), compute + communication_ms(one))

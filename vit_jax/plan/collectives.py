@@ -11,8 +11,11 @@ from jax.sharding import Mesh
 from vit_jax import chips
 from vit_jax.plan import hlo
 
-# Share of the bytes that pass through a chip, times (n - 1) / n for n chips, on a ring (a bidirectional one).
-TRAFFIC = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 0.5, "collective-permute": 1.0}
+# Share of the bytes that pass through a chip, times (n - 1) / n for n chips, on a ring (a bidirectional one). A permute
+# sends all of them, between pairs.
+TRAFFIC = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 0.5, "collective-permute": 2.0}
+# Between slices the compiler has each chip send to its host, after a collective inside of the slice.
+ACROSS = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,22 +32,51 @@ class Collective:
 
 def groups_of(rest: str) -> np.ndarray | None:
     """Partitions [groups, members] of an instruction's `replica_groups` or pairs, in any of XLA's three notations."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(([\d, ]*)\))?\s*\{([^}]*)\}", rest):
-        axes = dict((name, int(size)) for name, size in re.findall(r"'(\w+)'=(\d+)", found[1]))
-        ids = [int(i) for i in found[2].split(",")] if found[2] else range(math.prod(axes.values()))
-        grid, names = np.array(ids).reshape(list(axes.values())), list(axes)
-        inside = [names.index(name) for name in re.findall(r"'(\w+)'", found[3])]
-        outside = [i for i in range(len(names)) if i not in inside]
-        return grid.transpose(*outside, *inside).reshape(-1, math.prod(grid.shape[i] for i in inside))
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(([^{]*)\))?\s*\{([^}]*)\}", rest):
+        return mesh_groups(*found.groups())
     if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
-        shape, source = ([int(i) for i in found[k].split(",")] for k in (1, 2))
-        grid = np.arange(math.prod(source)).reshape(source)
-        if found[3]:
-            grid = grid.transpose([int(i) for i in found[3].split(",")])
-        return grid.reshape(-1, shape[-1])
+        return iota(found[2], found[3]).reshape(-1, numbers(found[1])[-1])
     if found := re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)+)\}", rest):
-        return np.array([[int(i) for i in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", found[1])])
+        return np.array([numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])])
     return None
+
+
+def numbers(text: str) -> list[int]:
+    return [int(i) for i in re.findall(r"\d+", text)]
+
+
+def iota(shape: str, order: str | None) -> np.ndarray:
+    """0, 1, 2, ... in a shape "4,2", transposed to an order "1,0"."""
+    grid = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
+    return grid.transpose(numbers(order)) if order else grid
+
+
+def mesh_groups(mesh: str, ids: str | None, inside: str) -> np.ndarray:
+    """Partitions [groups, members] that differ in the axes `inside` of a mesh.
+
+    Args:
+      mesh: "'a'=2,'b'=4".
+      ids: partitions in the order of the mesh, as "0,2,1,3" or "[4,2]T(1,0)"; None: 0, 1, 2, ...
+      inside: "'a'", or "'b':(2)2" for the part of size 2 of b that has 2 before it.
+    """
+    sizes = {name: int(size) for name, size in re.findall(r"'?(\w+)'?=(\d+)", mesh)}
+    total, names = math.prod(sizes.values()), list(sizes)
+    tiled = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids or f"[{total}]")
+    order = iota(tiled[1], tiled[2]).reshape(-1) if tiled else np.array(numbers(ids))
+    places = np.stack(np.unravel_index(np.arange(total), list(sizes.values())), axis=-1)
+    outside = places.copy()
+    for name, before, size in re.findall(r"'?([A-Za-z_]\w*)'?(?::\((\d+)\)(\d+))?", inside):
+        axis, size = names.index(name), int(size or sizes[name])
+        stride = sizes[name] // (int(before or 1) * size)
+        outside[:, axis] -= places[:, axis] // stride % size * stride
+    _, group = np.unique(outside, axis=0, return_inverse=True)
+    return order[np.argsort(group, kind="stable")].reshape(group.max() + 1, -1)
+
+
+def across_slices(mesh: Mesh) -> np.ndarray:
+    """Positions [chips of a slice, slices] that have the same place in their slices."""
+    index = np.array([coordinates(device)[-1] for device in mesh.devices.flat])
+    return np.argsort(index, kind="stable").reshape(len(set(index)), -1).T
 
 
 def axes_of(groups: np.ndarray | None, mesh: Mesh) -> str:
@@ -66,19 +98,20 @@ def seconds(kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: c
     Links carry both directions at once; an extent without wraparound links gives half. Between slices each chip has its
     share of its host's network, and only what the chips of a slice have reduced among each other goes there.
     """
-    devices = mesh.devices.flat
-    members = groups[0] if groups is not None else range(mesh.devices.size)
-    spots = np.array([coordinates(devices[i]) for i in members])
+    everywhere = np.array([coordinates(device) for device in mesh.devices.flat])
+    # Of the pairs of a permute some may stay where they are.
+    spots = everywhere if groups is None else everywhere[max(groups, key=lambda group: len(set(group)))]
+    whole = [len(set(column)) for column in everywhere.T]
     extents = [len(set(column)) for column in spots.T]
     slices, count = extents[-1], len(spots)
-    if count < 2:
+    if max(extents) < 2:
         return 0.0
     within = count // slices
     wire = TRAFFIC[kind] * size
     bandwidth = 0.0
-    for extent in extents[:-1]:
+    for extent, of in zip(extents[:-1], whole[:-1], strict=True):
         if extent > 1:
-            bandwidth += chip.link_bandwidth * (2 if extent % chip.wraps == 0 else 1)
+            bandwidth += chip.link_bandwidth * (2 if extent == of and extent % chip.wraps == 0 else 1)
     inside = wire * (within - 1) / within / bandwidth if within > 1 else 0.0
     across = wire / within * (slices - 1) / slices / chip.network_bandwidth if slices > 1 else 0.0
     return inside + across
@@ -91,6 +124,8 @@ def kind_of(instruction: hlo.Instruction) -> str | None:
 
 def buffer_bytes(kind: str, instruction: hlo.Instruction, groups: np.ndarray | None) -> int:
     """Bytes of the whole array: the gathered one, the one before it is scattered."""
+    if instruction.opcode == "send":
+        return hlo.nbytes(hlo.ARRAY.search(instruction.shape)[0])
     if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
         parts = [hlo.nbytes(match[0]) for match in hlo.ARRAY.finditer(instruction.shape)]
         return max(parts, default=0)
@@ -108,6 +143,10 @@ def messages(program: hlo.Program):
         if kind := kind_of(instruction):
             yield kind, instruction, times, instruction.opcode.endswith("-start")
             continue
+        if instruction.opcode == "send" and (across := ACROSS.search(instruction.rest)):
+            kind = across[1].lower().replace("_", "-")
+            yield kind if kind in TRAFFIC else "collective-permute", instruction, times, True
+            continue
         for called in instruction.called if instruction.opcode in ("fusion", "async-start") else ():
             for inner in program.inner(program.computations.get(called, {})):
                 kind = kind_of(inner)
@@ -124,7 +163,7 @@ def collectives(program: hlo.Program, mesh: Mesh, chip: chips.Tpu) -> list[Colle
     """What a step sends, by kind, axis and whether it overlaps with computation."""
     found = []
     for kind, instruction, times, overlapped in messages(program):
-        groups = groups_of(instruction.rest)
+        groups = across_slices(mesh) if instruction.opcode == "send" else groups_of(instruction.rest)
         # The inner instruction of a fused reduce-scatter is an all-reduce of the whole array.
         fused = kind == "reduce-scatter" and kind_of(instruction) == "all-reduce"
         size = buffer_bytes("all-reduce" if fused else kind, instruction, groups)

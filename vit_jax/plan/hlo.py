@@ -17,6 +17,7 @@ CALLS = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 # What costs nothing: names for values that exist, and the ends of copies that run in the background.
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+FREE |= {"send", "recv"}  # to and from the host, in the background
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +129,14 @@ class Program:
         operands = [values[name].shape if name in values else "" for name in instruction.operands]
         if instruction.opcode == "dynamic-update-slice":
             return 2 * nbytes(operands[1], in_hbm=True)
+        if instruction.opcode in ("dynamic-slice", "slice", "gather"):
+            read = min(nbytes(instruction.shape), nbytes(operands[0], in_hbm=True))
+            return read + nbytes(instruction.shape, in_hbm=True)
         written, read = nbytes(instruction.shape, in_hbm=True), [nbytes(shape, in_hbm=True) for shape in operands]
         if instruction.opcode == "fusion" and instruction.called:
             touched = self.touched(instruction.called[0])
             read = [min(whole, touched.get(i, whole)) for i, whole in enumerate(read)]
-            updates = self.updates(instruction.called[0])
-            written = min(written, updates) if updates else written
+            written = max(written - self.untouched(instruction.called[0]), 0)
         return written + sum(read)
 
     @functools.cache  # noqa: B019
@@ -170,11 +173,13 @@ class Program:
             total += part
         return total
 
-    def updates(self, name: str) -> int:
-        """Bytes that a fused computation writes into slices of its results; 0 where it writes whole arrays."""
+    def untouched(self, name: str) -> int:
+        """Bytes of its results that a fused computation leaves as they are, because it writes slices of them."""
         values = self.computations.get(name, {})
-        writes = [i for i in values.values() if i.opcode == "dynamic-update-slice"]
-        return sum(nbytes(values[i.operands[1]].shape) for i in writes if i.operands[1] in values)
+        writes = [i for i in values.values() if i.opcode == "dynamic-update-slice" and i.operands[1] in values]
+        whole = [nbytes(i.shape, in_hbm=True) for i in writes]
+        parts = [nbytes(values[i.operands[1]].shape) for i in writes]
+        return sum(max(size - part, 0) for size, part in zip(whole, parts, strict=True))
 
 
 # --- convolutions: the TPU compiler writes every matrix product as one ------------------------------------------------
@@ -191,10 +196,9 @@ def product_flops(instruction: Instruction, values: dict[str, Instruction]) -> f
     if not labels or len(shapes) < 2 or len(shapes[1]) != len(labels[2]):
         return 0
     flops = 2 * output * math.prod(size for label, size in zip(labels[2], shapes[1], strict=True) if label != "o")
-    groups = re.search(r"batch_group_count=(\d+)", instruction.rest)
     for share in spatial_shares(instruction, labels, shapes):
         flops *= share
-    return flops / (int(groups[1]) if groups else 1)
+    return flops
 
 
 def spatial_shares(instruction: Instruction, labels, shapes) -> Iterator[float]:

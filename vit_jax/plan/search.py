@@ -13,11 +13,13 @@ TENSOR = (1, 2, 4)
 MICROBATCHES = (1, 2, 4, 8)
 ATTENTION = ("einsum", "splash")  # from this many tokens on, splash is a candidate
 LONG = 512
+FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
 def settings(job: Job):
     """Every combination worth a thought, as flat config values."""
     replicas, chips = job.mesh.shape["replica"], job.num_chips
+    slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
     layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
     remats = ("none", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
     is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > LONG
@@ -26,6 +28,8 @@ def settings(job: Job):
         if chips % (replicas * fsdp * tensor):
             continue
         mesh = {"mesh.data": chips // (replicas * fsdp * tensor), "mesh.fsdp": fsdp, "mesh.tensor": tensor}
+        if replicas % slices and mesh["mesh.data"] % slices:
+            continue
         zeros = (False, True) if mesh["mesh.data"] > 1 and fsdp == 1 else (False,)
         for zero, scan, remat, accum, kind in itertools.product(zeros, layers, remats, MICROBATCHES, kinds):
             model = {"model.scan": scan, "model.remat": remat, "model.attention": kind}
@@ -34,7 +38,7 @@ def settings(job: Job):
 
 def family(values: dict) -> tuple:
     """What settings have in common that differ in the number of shards alone."""
-    return tuple(values.get(key) for key in ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "accum_steps"))
+    return tuple(values.get(key) for key in FAMILY)
 
 
 def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:

@@ -36,7 +36,7 @@ def levers(job: Job) -> list[dict]:
         found.append({"optim.momentum_dtype": "bfloat16"})
     if config.model.dtype == "float32":
         found.append({"model.dtype": "bfloat16"})
-    if hasattr(job.model, "depth"):
+    if "remat" in type(job.model).__dataclass_fields__:
         if config.model.scan and config.model.remat == "none":
             found.append({"model.scan": False})
         order = ["none", "names", "dots", "full"]
@@ -45,14 +45,15 @@ def levers(job: Job) -> list[dict]:
     return found
 
 
-def suggest(job: Job, limit_gib: float) -> list[str]:
+def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
     """Command-line settings with which the job should fit: single ones first, else all that help, one after another."""
     singles, combined, one = [], {}, analysis.sketch(job)
     before = analysis.guess(one).bytes
+    scale = total_bytes / before / GIB  # the compiler's word on this job counts more than the model's
 
     def gib(change: dict) -> float:
         try:
-            return analysis.guess(analysis.resketch(one, changed(job.config, change))).bytes / GIB
+            return analysis.guess(analysis.resketch(one, changed(job.config, change))).bytes * scale
         except UserError:  # microbatches that do not divide
             return math.inf
 
@@ -65,8 +66,8 @@ def suggest(job: Job, limit_gib: float) -> list[str]:
     for lever in levers(job):
         settings = combined | lever
         size = gib(settings)
-        if size * GIB < before:
-            combined, before = settings, size * GIB
+        if size < before * scale:
+            combined, before = settings, size / scale
         if size < MARGIN * limit_gib:
             return [f"{lines(settings)} (about {size:.1f} GiB per chip)"]
     return [
