@@ -82,7 +82,8 @@ class HeadProjection(nn.Module):
     """A layer onto heads: [batch, length, embed] -> [batch, length, heads, kv], with nn.DenseGeneral's parameters.
 
     Its products are those of matrices [embed, heads * kv]. With an axis of heads, TPUs pad the gradient's 64 channels
-    to 128 where fsdp shards it, which takes twice the time.
+    to 128 where fsdp shards it, which takes twice the time: by the compiler's cycles, a step of L/16 on v5e:8x8 takes
+    384.8 Mcycles with nn.DenseGeneral and JAX's derivative of attention, and 332.0 with this and `kernels.einsum`.
     """
 
     heads: int
@@ -96,7 +97,7 @@ class HeadProjection(nn.Module):
 
         kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
-        kernel = kernel.astype(self.dtype).reshape(x.shape[-1], self.heads * self.kv)
+        kernel = kernels.gradient_as_is(kernel.astype(self.dtype).reshape(x.shape[-1], self.heads * self.kv))
         y = x.astype(self.dtype) @ kernel + bias.astype(self.dtype).reshape(-1)
         return y.reshape(*x.shape[:-1], self.heads, self.kv)
 
@@ -160,12 +161,12 @@ class EncoderBlock(nn.Module):
         def scale(name, y):
             return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
 
-        norm = lambda name, x: kernels.materialized(nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)(x))  # noqa: E731
+        norm = lambda name: nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
         if position is not None:
             x = x + position.astype(x.dtype)
-        y = norm("LayerNorm_0", x)
+        y = norm("LayerNorm_0")(x)
         attention = MultiHeadDotProductAttention(
             self.num_heads,
             self.relative,
@@ -176,7 +177,7 @@ class EncoderBlock(nn.Module):
         )
         y = attention(y, y)
         x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
-        y = norm("LayerNorm_2", x)
+        y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
