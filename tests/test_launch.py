@@ -18,7 +18,7 @@ import yaml
 from launch import gke, tpu_pod, tpu_vm
 
 ROOT = pathlib.Path(__file__).parent.parent
-GOLDEN = pathlib.Path(__file__).parent / "golden/launch"
+GOLDEN = pathlib.Path(__file__).parent / "golden_launch"
 HARD = ["it's", 'a "b"', "$HOME `id` \\", "", "*", "é  ;&|", "-- x", "1e-4"]  # words that a shell or YAML would change
 
 PLACE = ["--zone=us-west4-a", "--project=example.com:my-project"]

@@ -28,6 +28,7 @@ def process(monkeypatch):
     def be(index: int, count: int) -> None:
         monkeypatch.setattr(metrics.jax, "process_index", lambda: index)
         monkeypatch.setattr(metrics.jax, "process_count", lambda: count)
+        monkeypatch.setattr(metrics.jax.distributed, "is_initialized", lambda: count > 1)
 
     return be
 

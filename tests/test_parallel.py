@@ -93,7 +93,15 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def cases(settings: dict[str, str], fast: tuple[str, ...]) -> list:
+    """Parameters of a test, of which each compiles a step: all but the `fast` ones are slow."""
+    return [
+        pytest.param(value, id=name, marks=[] if name in fast else [pytest.mark.slow])
+        for name, value in settings.items()
+    ]
+
+
+@pytest.mark.parametrize("mesh", cases(MESHES, ("all three", "zero and fsdp")))
 def test_every_mesh_gives_the_losses_and_parameters_of_one_device(trained, mesh):
     assert_same(trained(mesh), trained("", 1), loss=1e-5, params=2e-4)
 
@@ -109,12 +117,12 @@ LEVERS = {
 }
 
 
-@pytest.mark.parametrize("mesh", ["mesh.data=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"], ids=["one", "eight"])
-@pytest.mark.parametrize("lever", LEVERS.values(), ids=LEVERS)
-def test_every_lever_of_memory_gives_the_same_numbers(trained, lever, mesh):
-    assert_same(trained(f"{lever} {mesh}", 1 if mesh == "mesh.data=1" else 8), trained("", 1), loss=1e-5, params=2e-4)
+@pytest.mark.parametrize("lever", cases(LEVERS, ("scan and remat by name",)))
+def test_every_lever_of_memory_gives_the_same_numbers(trained, lever):
+    assert_same(trained(f"{lever} mesh.data=2 mesh.fsdp=2 mesh.tensor=2"), trained("", 1), loss=1e-5, params=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["mesh.data=8", "mesh.data=4 mesh.fsdp=2 mesh.zero=True"])
 def test_microbatches_give_the_same_numbers(trained, mesh):
     """Each microbatch draws masks of its own, so there is no dropout here."""
@@ -122,6 +130,7 @@ def test_microbatches_give_the_same_numbers(trained, mesh):
     assert_same(trained(f"{plain} accum_steps=4 {mesh}"), trained(plain, 1), loss=1e-5, params=2e-4)
 
 
+@pytest.mark.slow
 def test_lower_precision_stays_close(trained):
     """bf16 has 8 bits of mantissa, 4e-3 relative: the losses of 10 steps stay within 2 %."""
     truth = trained("", 1)[0]
@@ -130,6 +139,7 @@ def test_lower_precision_stays_close(trained):
     np.testing.assert_allclose(trained("optim.momentum_dtype=bfloat16")[0], truth, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_another_generator_draws_other_noise_and_repeats_itself(trained):
     """rbg depends on the mesh, which threefry does not: same mesh, same numbers."""
     one, other = trained("prng=rbg mesh.data=8"), trained("prng=rbg mesh.data=8 log_every=51")
@@ -149,6 +159,18 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
     Forward, each of 3 blocks pins query, key, value, the MLP's hidden layer and its output; image and tokens are pinned
     once. The backward pass pins the gradient of each again, but of the image.
     """
-    found = constraints(trained("mesh.fsdp=8")[2])
+    found = constraints(trained("mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2])
     assert found >= 2 * (3 * 5 + 1) + 1
-    assert constraints(trained("model.scan=True mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2]) >= 2 * (5 + 1) + 1
+
+
+@pytest.mark.slow
+def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
+    mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
+    with jax.set_mesh(mesh):
+        draw = jax.jit(lambda key: sharding.bernoulli(key, 0.5, (64, 8, 32), "batch", "length", "mlp"))
+        drawn = draw(jax.random.key(0, impl="rbg"))
+        parts = {np.asarray(shard.data).tobytes() for shard in drawn.addressable_shards}
+        assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 16)
+        assert abs(np.asarray(drawn).mean() - 0.5) < 0.02
+        kept = draw(jax.random.key(0))
+    np.testing.assert_array_equal(kept, jax.random.bernoulli(jax.random.key(0), 0.5, (64, 8, 32)))

@@ -36,7 +36,8 @@ def logging_to(workdir: epath.Path | None):
 
     Of several processes all but the leading one write logs/process_I.txt instead, and only warnings to stderr.
     """
-    root, index = logging.getLogger("vit_jax"), jax.process_index()
+    several = jax.distributed.is_initialized()  # asked before the devices, which some commands do without
+    root, index = logging.getLogger("vit_jax"), jax.process_index() if several else 0
     root.setLevel(logging.INFO)
     root.propagate = False
     form = "%(asctime)s %(levelname).1s %(message)s"
@@ -54,7 +55,7 @@ def logging_to(workdir: epath.Path | None):
         try:
             yield
         except Exception as error:
-            if jax.process_count() > 1 and not isinstance(error, Preempted):  # on stderr of many it is hard to find
+            if several and not isinstance(error, Preempted):  # on stderr of many it is hard to find
                 log.error("%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True))
             raise
         finally:

@@ -93,9 +93,9 @@ def main(argv: list[str]) -> int:
                 verdict = "fits" if result["fits"] else "DOES NOT FIT"
                 memory = f"{result['hbm_gib']['total']:.2f} of {result['hbm_limit_gib']:.2f} GiB"
                 step = span(result["step_ms"], ".0f", " ms a step") if result["step_ms"] else ""
+                if args.out:  # as far as it is known
+                    pathlib.Path(args.out).write_text(page(found))
                 print(f"{argument:<14} {result['topology']:<10} {verdict}: {memory}  {step}", flush=True)
-        if args.out:
-            pathlib.Path(args.out).write_text(page(found))
         if bad := [argument for argument, result in found.items() if not result["fits"]]:
             raise errors.NegativeResult(f"recipes that do not fit: {', '.join(bad)}: change them in {RECIPES}")
 
