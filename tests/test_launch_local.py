@@ -1,5 +1,6 @@
 """The local launcher: output, signals and exit codes."""
 
+import ast
 import os
 import pathlib
 import signal
@@ -40,7 +41,7 @@ def test_output_goes_to_files_on_request(tmp_path, capfd):
 def test_the_processes_find_their_job_in_the_environment(tmp_path):
     code = f"open(f'{tmp_path}/{{i}}', 'w').write(repr(dict(os.environ)))"
     assert launch(2, code, "--devices=4") == 0
-    found = [eval((tmp_path / str(i)).read_text()) for i in range(2)]
+    found = [ast.literal_eval((tmp_path / str(i)).read_text()) for i in range(2)]
     assert found[0]["VIT_JAX_COORDINATOR"] == found[1]["VIT_JAX_COORDINATOR"]
     assert {env["VIT_JAX_NUM_PROCESSES"] for env in found} == {"2"}
     assert all(env["XLA_FLAGS"].endswith("device_count=4") and env["JAX_PLATFORMS"] == "cpu" for env in found)
