@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "formats": {"errors", "layout", "models", "formats"},
     "adapt": {"errors", "layout", "models", "formats"},
     "pretrained": {"errors", "checkpoint", "layout", "models", "formats", "adapt"},
-    "plan": {"chips", "config", "data", "errors", "perf", "result_file", "sharding", "train", "plan"},
+    "plan": {"models", "chips", "config", "data", "errors", "perf", "result_file", "sharding", "train", "plan"},
     "plan/hlo": set(),
     "plan/topology": {"chips", "errors"},
     "plan/collectives": {"chips", "plan"},

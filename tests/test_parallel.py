@@ -1,7 +1,6 @@
 """One step, whatever the mesh and the memory lever: 10 updates give the same losses and parameters on fake devices."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import pytest
 from vit_jax import config as configs
 from vit_jax import layout, sharding, train
 from vit_jax.data import to_device
+from vit_jax.plan import compilation
 
 STEPS, BATCH, SIZE, CLASSES = 10, 32, 16, 10
 
@@ -150,7 +150,7 @@ def test_another_generator_draws_other_noise_and_repeats_itself(trained):
 
 
 def constraints(text: str) -> int:
-    return len(re.findall(r"sdy\.sharding_constraint|@Sharding\(", text))
+    return len(compilation.CONSTRAINT.findall(text))
 
 
 def test_the_lowered_step_has_its_sharding_constraints(trained):

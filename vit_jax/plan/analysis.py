@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax import chips, perf, sharding
 from vit_jax.errors import UserError
+from vit_jax.models import kernels
 from vit_jax.plan.compilation import Job
 
 # Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16 activations. Scan without
@@ -23,7 +24,6 @@ WORKING = 100
 # Time relative to unrolled layers without remat, by the compiler's cycles.
 SLOWER = {("none", False): 1.0, ("none", True): 1.3, ("dots", False): 1.15, ("dots", True): 1.28, ("full", False): 1.33}
 SLOWER |= {("names", False): 1.15, ("names", True): 1.3, ("full", True): 1.38}
-LONG = 350  # tokens beyond which attention keeps no square of scores by itself
 UTILISATION = 0.53  # of unrolled layers without remat
 PER_MICROBATCH = 0.01  # of the step, for each after the first
 
@@ -97,7 +97,9 @@ def layer_bytes(one: Sketch) -> float:
     model, settings = one.model, one.config.model
     itemsize = np.dtype(settings.dtype if settings.dtype != "bfloat16" else "float16").itemsize
     length = tokens_of(model)
-    keeps_scores = settings.remat == "none" and length <= LONG and settings.attention in ("auto", "einsum")
+    keeps_scores = (
+        settings.remat == "none" and length <= kernels.EINSUM_UP_TO and settings.attention in ("auto", "einsum")
+    )
     scores = itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128) if keeps_scores else 0
     return KEPT[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
 

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.models import kernels
 from vit_jax.plan import analysis
 from vit_jax.plan.compilation import GIB, Job
 from vit_jax.plan.suggestions import MARGIN, changed, lines
@@ -11,8 +12,7 @@ from vit_jax.plan.suggestions import MARGIN, changed, lines
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)
 MICROBATCHES = (1, 2, 4, 8)
-ATTENTION = ("einsum", "splash")  # from this many tokens on, splash is a candidate
-LONG = 512
+ATTENTION = ("einsum", "splash")  # of more tokens than einsum is chosen for by itself
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
@@ -22,7 +22,7 @@ def settings(job: Job):
     slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
     layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
     remats = ("none", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
-    is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > LONG
+    is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         if chips % (replicas * fsdp * tensor):
