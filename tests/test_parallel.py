@@ -10,6 +10,7 @@ import pytest
 from vit_jax import config as configs
 from vit_jax import layout, sharding, train
 from vit_jax.data import to_device
+from vit_jax.models import encoder
 from vit_jax.plan import compilation
 
 STEPS, BATCH, SIZE, CLASSES = 10, 32, 16, 10
@@ -167,10 +168,24 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
 def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
     mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
     with jax.set_mesh(mesh):
-        draw = jax.jit(lambda key: sharding.bernoulli(key, 0.5, (64, 8, 32), "batch", "length", "mlp"))
-        drawn = draw(jax.random.key(0, impl="rbg"))
+        draw = jax.jit(lambda key: sharding.bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp"))
+        drawn, probability = draw(jax.random.key(0, impl="rbg"))
         parts = {np.asarray(shard.data).tobytes() for shard in drawn.addressable_shards}
-        assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 16)
-        assert abs(np.asarray(drawn).mean() - 0.5) < 0.02
-        kept = draw(jax.random.key(0))
-    np.testing.assert_array_equal(kept, jax.random.bernoulli(jax.random.key(0), 0.5, (64, 8, 32)))
+        assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 128)
+        # Bytes know no 0.9; what comes closest is told, and is what the draws have (4 standard deviations).
+        assert abs(probability - 0.9) <= 1 / 512 and abs(np.asarray(drawn).mean() - probability) < 0.0034
+        kept, exactly = draw(jax.random.key(0))
+    assert exactly == np.float32(0.9)
+    np.testing.assert_array_equal(kept, jax.random.bernoulli(jax.random.key(0), 0.9, (64, 8, 256)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_dropout_keeps_the_mean(generator):
+    """Each generator scales by the probability with which it keeps."""
+    with jax.set_mesh(sharding.make_mesh(dict(replica=1, data=8, fsdp=1, tensor=1))):
+        noise = dict(key=jax.random.key(1, impl=generator))
+        found = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))(np.ones((64, 64, 256), np.float32))
+    kept = np.asarray(found)[np.asarray(found) > 0]
+    assert abs(found.mean() - 1) < 4 * (0.1 / 0.9 / found.size) ** 0.5
+    np.testing.assert_allclose(kept, 1 / (kept.size / found.size), atol=3e-3)

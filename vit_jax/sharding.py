@@ -125,15 +125,17 @@ def constrain(x, *axes: str | None):
 
 
 def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None):
-    """Booleans of logical `axes` that are true with a probability.
+    """(booleans of logical `axes` that are true with a probability, that probability).
 
     Threefry gives the same ones on every mesh. XLA does not split the draws of other generators: each chip would make
-    those of the whole batch. So there each device draws its own part, by a key of its own.
+    those of the whole batch. So there each device draws its own part, by a key of its own; and it draws bytes, which
+    rounds the probability to 1/256: L/16 with dropout on v5e:8x8 takes 12.6 GiB per chip so, and 14.2 with floats.
     """
     mesh, wanted = jax.sharding.get_abstract_mesh(), spec(*axes)
     names = [name for part in wanted if part for name in ((part,) if isinstance(part, str) else part)]
     if mesh.empty or "threefry" in str(jax.random.key_impl(key)):
-        return jax.random.bernoulli(key, probability, shape)
+        return jax.random.bernoulli(key, probability, shape), probability
+    threshold = min(max(round(256 * probability), 1), 255)
 
     def split(part) -> int:
         return math.prod(mesh.shape[name] for name in ((part,) if isinstance(part, str) else part or ()))
@@ -142,9 +144,9 @@ def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None
         for name in names:
             key = jax.random.fold_in(key, jax.lax.axis_index(name))
         parts = tuple(size // split(part) for size, part in zip(shape, wanted, strict=True))
-        return jax.random.bernoulli(key, probability, parts)
+        return jax.random.bits(key, parts, np.uint8) < threshold
 
-    return jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=wanted, check_vma=False)(key)
+    return jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=wanted, check_vma=False)(key), threshold / 256
 
 
 def path_name(path) -> str:

@@ -36,8 +36,9 @@ def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed")
     """
     if noise is None or rate == 0.0:
         return x
-    kept = sharding.bernoulli(jax.random.fold_in(noise["key"], index), 1.0 - rate, x.shape, "batch", "length", last)
-    return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
+    key = jax.random.fold_in(noise["key"], index)
+    kept, probability = sharding.bernoulli(key, 1.0 - rate, x.shape, "batch", "length", last)
+    return jnp.where(kept, x / probability, jnp.zeros_like(x))
 
 
 def droppath(x, noise: dict | None, index: int):
@@ -180,6 +181,7 @@ class EncoderBlock(nn.Module):
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
+        x = kernels.batch_first(x)
         self.sow("intermediates", "output", x)
         return x
 
