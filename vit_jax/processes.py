@@ -45,11 +45,17 @@ def start() -> None:
     JAX ends the process with a core dump where it can't join in time, so it gets more time than we wait.
 
     Raises:
-      UserError: a variable is missing or wrong, or not all processes joined within VIT_JAX_START_TIMEOUT seconds.
+      UserError: a variable is missing or wrong, the port of process 0 is taken, or not all processes joined within
+        VIT_JAX_START_TIMEOUT seconds.
     """
     if jax.distributed.is_initialized():
         return
     arguments, seconds, raised = explicit(), timeout(), []
+    if arguments.get("process_id") == 0 and (problem := not_listening(arguments["coordinator_address"])):
+        raise UserError(
+            f"process 0 can't listen on {arguments['coordinator_address']} ({problem}): choose a free port in "
+            f"{COORDINATOR}"
+        )
 
     def join():
         try:
@@ -144,6 +150,17 @@ def not_joined(seconds: int) -> str:
         f"process {index} of {count} reached {address}, but the job was not complete within {seconds} s: see that all "
         f"{count} processes were started and that process 0, and no other program, listens there{longer}"
     )
+
+
+def not_listening(address: str) -> str | None:
+    """Why this process can't listen on the port of "host:port", or None where it can. JAX at times crashes over it."""
+    try:
+        socket.create_server(("", int(address.rsplit(":", 1)[1]))).close()
+    except OverflowError as error:
+        return str(error)
+    except OSError as error:
+        return os.strerror(error.errno)
+    return None
 
 
 def unreachable(address: str) -> str | None:
