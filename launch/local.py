@@ -31,7 +31,8 @@ def environment(index: int, count: int, port: int, devices: int) -> dict[str, st
         VIT_JAX_COORDINATOR=f"localhost:{port}", VIT_JAX_NUM_PROCESSES=str(count), VIT_JAX_PROCESS_ID=str(index)
     )
     if devices:
-        extra |= dict(JAX_PLATFORMS="cpu", XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        extra |= dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags.strip())
     return os.environ | extra
 
 

@@ -38,13 +38,15 @@ def test_output_goes_to_files_on_request(tmp_path, capfd):
     assert out == "" and "process 1 ended first, with exit code 3" in err and "err 1" in err
 
 
-def test_the_processes_find_their_job_in_the_environment(tmp_path):
+def test_the_processes_find_their_job_in_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
     code = f"open(f'{tmp_path}/{{i}}', 'w').write(repr(dict(os.environ)))"
     assert launch(2, code, "--devices=4") == 0
     found = [ast.literal_eval((tmp_path / str(i)).read_text()) for i in range(2)]
     assert found[0]["VIT_JAX_COORDINATOR"] == found[1]["VIT_JAX_COORDINATOR"]
     assert {env["VIT_JAX_NUM_PROCESSES"] for env in found} == {"2"}
-    assert all(env["XLA_FLAGS"].endswith("device_count=4") and env["JAX_PLATFORMS"] == "cpu" for env in found)
+    flags = "--xla_dump_to=x --xla_force_host_platform_device_count=4"
+    assert all(env["XLA_FLAGS"] == flags and env["JAX_PLATFORMS"] == "cpu" for env in found)
 
 
 @pytest.mark.parametrize(

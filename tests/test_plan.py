@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax import chips, sharding, train
 from vit_jax import config as configs
-from vit_jax.errors import NegativeResult
+from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import __main__ as command
 from vit_jax.plan import analysis, collectives, compilation, estimate, hlo, report, run, search, suggestions, topology
 
@@ -469,7 +469,7 @@ def test_an_unknown_config_is_one_line_and_exit_code_2(capsys):
 
 @pytest.mark.parametrize(
     "argument",
-    ["--num_slices=0", "--num_slices=x", "--max_compiles=0", "--hbm_gib=nan", "--hbm_gib=-1", "--hbm_gib=inf"],
+    ["--num_slices=0", "--num_slices=x", "--max_compiles=0", "--hbm_gib=nan", "--hbm_gib=0", "--hbm_gib=inf"],
 )
 def test_an_impossible_number_is_one_line_and_exit_code_2(tiny, capsys, argument):
     with pytest.raises(SystemExit) as stopped:
@@ -635,15 +635,26 @@ def test_a_search_without_a_candidate_says_so(small):
 
 
 def test_the_best_plan_is_the_fastest_that_fits():
-    def one(name, fits, ms):
-        plan = dict(step_ms=dict(low=ms, high=ms), compile_s=1.0, name=name)
-        return dict(settings={"accum_steps": name}, fits=fits, hbm_gib=1.0, plan=plan)
+    def one(name, fits, ms, gib=1.0):
+        plan = dict(step_ms=dict(low=ms, high=ms), fits=fits, hbm_gib=dict(total=gib), name=name)
+        return dict(settings={"accum_steps": name}, plan=plan)
 
-    best = search.best([one(1, True, 9), one(2, False, 1), one(3, True, 5)])
+    failed = dict(settings={"accum_steps": 4}, error="no such mesh")
+    best = search.best([one(1, True, 9), failed, one(2, False, 1), one(3, True, 5)])
     assert (best["name"], best["settings"]) == (3, "--config.accum_steps=3")
-    assert [tried["settings"][-1] for tried in best["tried"]] == ["3", "1", "2"]
-    with pytest.raises(NegativeResult, match="none of the 1 settings"):
-        search.best([one(2, False, 1)])
+    assert [tried["settings"][-1] for tried in best["tried"]] == ["3", "1", "2", "4"]
+    assert report.outcome(best["tried"][0]) == "5 ms, 1.00 GiB per chip: --config.accum_steps=3"
+    assert report.outcome(best["tried"][2]) == "does not fit, 1.00 GiB per chip: --config.accum_steps=2"
+    assert report.outcome(best["tried"][3]) == "failed (no such mesh): --config.accum_steps=4"
+
+
+def test_where_nothing_fits_the_smallest_plan_is_the_result():
+    plans = [dict(step_ms=None, fits=False, hbm_gib=dict(total=gib)) for gib in (20.0, 17.0)]
+    found = search.best([dict(settings={"accum_steps": i}, plan=plan) for i, plan in enumerate(plans)])
+    assert not found["fits"] and found["hbm_gib"]["total"] == 17.0
+    assert [tried["hbm_gib"] for tried in found["tried"]] == [17.0, 20.0]
+    with pytest.raises(UserError, match="none of the 1 settings could be planned: no such mesh"):
+        search.best([dict(settings={}, error="no such mesh")])
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
@@ -660,7 +671,7 @@ def test_a_plan_has_the_keys_of_the_interface_and_adds_up(small, monkeypatch, ca
     compiled = compilation.Compiled(12.0, 17, 2.0**30, hlo.Program(SENT))
     plan = json.loads(json.dumps(planned(small, monkeypatch, compiled)))
     assert set(plan) >= KEYS and set(plan) - KEYS == {
-        "total_steps", "hosts", "host_cores_available", "host_network_gbps"
+        "params_split", "total_steps", "hosts", "host_cores_available", "host_network_gbps"
     }  # fmt: skip
     assert plan["fits"] and plan["suggestions"] == [] and plan["num_chips"] == 8
     parts = [plan["hbm_gib"][kind] for kind in ("params", "opt_state", "activations", "batch")]
@@ -687,6 +698,7 @@ def test_a_plan_that_does_not_fit_has_suggestions_in_lines_of_their_own(small, m
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("would fit:")] == [f"would fit: {s}" for s in plan["suggestions"]]
     assert any("DOES NOT FIT: 20." in line for line in lines)
+    assert any("0% of the parameters are split over chips" in line for line in lines)
     report.show(plan | dict(suggestions=suggested(small, 0.001)))
     assert "would fit: no setting" not in capsys.readouterr().out
 

@@ -1,6 +1,7 @@
 """Attention compiled for TPUs that are not there: which way is taken, what crosses devices, and memory."""
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -67,3 +68,15 @@ def test_a_scanned_and_rematerialised_encoder_takes_splash_and_much_less_memory(
         assert ("tpu_custom_call" in program.as_text()) == (way == "auto")
         temporary[way] = program.memory_analysis().temp_size_in_bytes
     assert temporary["auto"] < 0.7 * temporary["einsum"]
+
+
+def test_no_square_of_scores_is_copied_with_128_images_per_chip(devices):
+    """The compiler by itself puts the images last in memory and copies each of the squares to and fro."""
+    mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
+    x = placed(mesh, (4 * 128, 197, 768), jnp.bfloat16, "batch", "length", "embed")
+    layers = encoder.Encoder(2, 3072, 12, posemb="none", dtype=jnp.bfloat16)
+    params = jax.eval_shape(layers.init, jax.random.key(0), jnp.zeros((1, 197, 768)), (14, 14))
+    params = jax.tree.map(lambda leaf: placed(mesh, leaf.shape, leaf.dtype), params)
+    text = compiled(lambda x, params: layers.apply(params, x, (14, 14)), mesh, x, params).as_text()
+    squares = re.findall(r"= \w+\[128,12,197,197\]\S* ([\w-]+)\(", text)
+    assert squares and "copy" not in squares

@@ -67,6 +67,16 @@ def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     assert specs["head/kernel"] == PartitionSpec("fsdp", None)  # 1,000 classes do not make 4 shards of 8 rows
 
 
+def test_the_share_of_the_parameters_that_is_split():
+    params = adapt.abstract_params(vit_jax.create_model("S/16", num_classes=0))
+    # What stays whole: vectors, the class token, and biases by head.
+    vectors = sum(leaf.size for leaf in jax.tree.leaves(params) if max(leaf.shape) == leaf.size)
+    biases = 12 * 3 * 384  # [heads, kv]: 6 x 64
+    share = sharding.split_share(params, sharding.make_mesh(ONE | dict(fsdp=8)))
+    assert share == 1 - (vectors + biases) / sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert sharding.split_share(params, sharding.make_mesh(ONE | dict(data=8))) == 0
+
+
 def test_scanned_layers_are_split_like_single_ones():
     model = vit_jax.create_model("S/16", scan=True)
     mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))

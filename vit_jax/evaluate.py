@@ -65,8 +65,8 @@ def main(argv: list[str]) -> int:
         with metrics.logging_to(None):
             processes.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)
-        print(json.dumps(scalars, indent=2))
         if jax.process_index() == 0:
+            print(json.dumps(scalars, indent=2))
             result_file.write(args.json, scalars)
 
     return processes.run(work, args.debug)

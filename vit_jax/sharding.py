@@ -202,6 +202,13 @@ def param_specs(tree, mesh: Mesh, zero: bool = False):
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
+def split_share(params, mesh: Mesh) -> float:
+    """The share of a tree of parameters, from 0 to 1, that no device holds as a whole."""
+    leaves, placed = jax.tree.leaves(params), jax.tree.leaves(param_specs(params, mesh))
+    split = sum(leaf.size for leaf, place in zip(leaves, placed, strict=True) if any(place.spec))
+    return split / sum(leaf.size for leaf in leaves)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec("batch"))
 

@@ -34,7 +34,8 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
         f"{batch * 3 * config.image_size**2 / 2**20:,.1f} MiB ready on the devices",
         f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, {config.optim.name}, "
         f"{config.optim.schedule}; learning rate by step {schedule_line(config.optim, schedule, total_steps)}",
-        f"mesh        {', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())}{', ZeRO' * config.mesh.zero}",
+        f"mesh        {', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())}{', ZeRO' * config.mesh.zero}"
+        f"; {sharding.split_share(params, mesh):.0%} of the parameters are split over devices",
     ]
 
 

@@ -181,7 +181,7 @@ class EncoderBlock(nn.Module):
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
-        x = kernels.batch_first(x)
+        x = kernels.in_memory(x, 0, 1, 2)
         self.sow("intermediates", "output", x)
         return x
 

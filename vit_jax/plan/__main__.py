@@ -4,6 +4,7 @@ python -m vit_jax.plan --config=FILE.py[:ARG] --topology=v5e:16x16 [--num_slices
 """
 
 import logging
+import math
 import sys
 
 from vit_jax import config as configs
@@ -18,13 +19,13 @@ def parse(argv: list[str]):
     )
     parser.add_argument("--topology", default="", metavar="CHIP:AxB", help="pod (default: config.topology)")
     parser.add_argument("--num_slices", type=int, default=1, metavar="N", help="pods, joined by the slow network")
-    parser.add_argument("--hbm_gib", type=float, default=0.0, metavar="X", help="memory per chip (default: the chip's)")
+    parser.add_argument("--hbm_gib", type=float, metavar="X", help="memory per chip (default: the chip's)")
     parser.add_argument("--search", action="store_true", help="find the fastest mesh, remat, scan and microbatches")
     parser.add_argument("--max_compiles", type=int, default=8, metavar="N", help="of --search (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the plan here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)
-    if args.num_slices < 1 or args.max_compiles < 1 or not 0 <= args.hbm_gib < float("inf"):
+    if args.num_slices < 1 or args.max_compiles < 1 or not (args.hbm_gib is None or 0 < args.hbm_gib < math.inf):
         parser.error("--num_slices and --max_compiles must be at least 1, and --hbm_gib above 0")
     return args, overrides
 

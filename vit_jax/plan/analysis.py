@@ -4,7 +4,9 @@ Its constants were fitted to what the TPU compiler said of L/16 with 64 images p
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,7 +38,7 @@ class Sketch:
     chip: chips.Tpu
     model: Any
     mesh: dict[str, int]
-    shapes: Any  # of the state, without places
+    leaves: tuple[tuple[str, tuple[int, ...], int], ...]  # of the state: name, shape, bytes of an element
 
     @property
     def num_chips(self) -> int:
@@ -54,7 +56,9 @@ class Guess:
 
 
 def sketch(job: Job) -> Sketch:
-    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), job.state)
+    leaves = jax.tree_util.tree_flatten_with_path(job.state)[0]
+    leaves = tuple((sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in leaves)
+    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), leaves)
 
 
 def resketch(one: Sketch, config) -> Sketch:
@@ -76,17 +80,19 @@ def resketch(one: Sketch, config) -> Sketch:
 
 def state_bytes(one: Sketch) -> tuple[float, float]:
     """(state, gradients) in bytes per chip."""
+    held_in = 2 if one.config.optim.momentum_dtype == "bfloat16" else 4
+    return held_bytes(one.leaves, tuple(one.mesh.items()), one.config.mesh.zero, held_in)
+
+
+@functools.lru_cache(1024)  # a search asks for the same few meshes again and again
+def held_bytes(leaves, mesh_items, zero: bool, momentum_itemsize: int) -> tuple[float, float]:
+    mesh: Mapping[str, int] = dict(mesh_items)
     total = gradients = 0.0
-    for path, leaf in jax.tree_util.tree_flatten_with_path(one.shapes)[0]:
-        name = sharding.path_name(path)
-        spec = sharding.leaf_spec(name, leaf.shape, one.mesh, one.config.mesh.zero)
+    for name, shape, itemsize in leaves:
+        spec = sharding.leaf_spec(name, shape, mesh, zero)
         axes = [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
-        held_in = one.config.optim.momentum_dtype if "mu" in name.split("/") else ""
-        size = (
-            leaf.size
-            * (2 if held_in == "bfloat16" else leaf.dtype.itemsize)
-            / math.prod(one.mesh[axis] for axis in axes)
-        )
+        itemsize = momentum_itemsize if "mu" in name.split("/") else itemsize
+        size = math.prod(shape) * itemsize / math.prod(mesh[axis] for axis in axes)
         total += size
         gradients += size * name.startswith("params/")
     return total, gradients
@@ -123,7 +129,7 @@ def activation_bytes(one: Sketch) -> float:
 def communication_ms(one: Sketch) -> float:
     """Gradients in bf16 over everything, parameters twice over fsdp, two sums per block over tensor."""
     mesh, link = one.mesh, 2 * one.chip.link_bandwidth
-    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(one.shapes.params)) / mesh["tensor"]
+    size = 2 * sum(math.prod(shape) for name, shape, _ in one.leaves if name.startswith("params/")) / mesh["tensor"]
     waits = 0.0
     if mesh["data"] * mesh["replica"] > 1:
         waits += 2 * size / mesh["fsdp"] / link

@@ -106,6 +106,7 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         hbm_limit_gib=limit_gib,
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
+        params_split=sharding.split_share(job.state.params, job.mesh),
         model_flops_per_image=3 * perf.model_flops(job.model),
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,

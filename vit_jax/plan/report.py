@@ -25,7 +25,7 @@ def size_rows(plan: dict) -> list[tuple[str, str]]:
     flops = plan["model_flops_per_image"] / 1e9
     return [
         ("chips", f"{plan['num_chips']:,} ({plan['topology']}{slices})"),
-        ("mesh", mesh),
+        ("mesh", f"{mesh}; {plan['params_split']:.0%} of the parameters are split over chips"),
         ("model", f"{plan['params']:,} parameters, {flops:,.1f} GFLOP to train on an image"),
         ("memory", f"{verdict}: {hbm['total']:.2f} of {plan['hbm_limit_gib']:.2f} GiB per chip"),
         *((f"  {kind}", f"{hbm[kind]:.3f} GiB") for kind in ("params", "opt_state", "activations", "batch")),
@@ -63,12 +63,12 @@ def collectives_table(plan: dict) -> Table:
     return table
 
 
-def tried_table(plan: dict) -> Table:
-    table = Table("", "step", "GiB per chip", "settings", title="tried", box=None)
-    for number, found in enumerate(plan["tried"], 1):
-        step = span(found["step_ms"], ".0f", " ms") if found["step_ms"] else "does not fit"
-        table.add_row(str(number), step, f"{found['hbm_gib']:.2f}", found["settings"])
-    return table
+def outcome(tried: dict) -> str:
+    """ "12 to 34 ms, 9.50 GiB per chip: --config.…" for one of the settings of a search."""
+    if "error" in tried:
+        return f"failed ({tried['error']}): {tried['settings']}"
+    step = span(tried["step_ms"], ".0f", " ms") if tried["fits"] else "does not fit"
+    return f"{step}, {tried['hbm_gib']:.2f} GiB per chip: {tried['settings']}"
 
 
 def show(plan: dict) -> None:
@@ -80,8 +80,9 @@ def show(plan: dict) -> None:
     console.print(table)
     if plan["collectives"]:
         console.print(collectives_table(plan))
-    if "tried" in plan:
-        console.print(tried_table(plan))
+    for number, tried in enumerate(plan.get("tried", ()), 1):
+        console.print(f"{number}. {outcome(tried)}", soft_wrap=True)
+    if "tried" in plan and plan["fits"]:
         console.print(f"best: {plan['settings']}", soft_wrap=True)
     for text in plan["suggestions"]:
         console.print(f"would fit: {text}" if text.startswith("--") else text, soft_wrap=True)

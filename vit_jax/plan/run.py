@@ -1,12 +1,25 @@
 """From a config and a topology to a plan: compile what is asked for, or search for what is best."""
 
-from vit_jax.plan import compilation, estimate, search
+import sys
+
+import jax
+
+from vit_jax.errors import UserError, one_line
+from vit_jax.plan import compilation, estimate, report, search
 
 
 def plan(job: compilation.Job, args, limit_gib: float) -> dict:
     """The JSON of a plan, from the compiler."""
     named = dict(config=args.config, topology=args.topology, num_slices=args.num_slices)
     return named | estimate.estimate(job, compilation.compile_job(job), limit_gib)
+
+
+def attempt(job: compilation.Job, settings: dict, config, args, limit_gib: float) -> dict:
+    """A candidate of a search with its plan, or with the error that it led to."""
+    try:
+        return dict(settings=settings, plan=plan(compilation.remake(job, config), args, limit_gib))
+    except (UserError, jax.errors.JaxRuntimeError) as error:
+        return dict(settings=settings, error=one_line(error)[:200])
 
 
 def run(config, args, limit_gib: float) -> dict:
@@ -16,6 +29,6 @@ def run(config, args, limit_gib: float) -> dict:
         return plan(job, args, limit_gib)
     tried = []
     for settings, candidate in search.candidates(job, limit_gib)[: args.max_compiles]:
-        found = plan(compilation.remake(job, candidate), args, limit_gib)
-        tried.append(dict(settings=settings, fits=found["fits"], hbm_gib=found["hbm_gib"]["total"], plan=found))
+        tried.append(attempt(job, settings, candidate, args, limit_gib))
+        print(f"{len(tried)}: {report.outcome(search.summary(tried[-1]))}", file=sys.stderr, flush=True)
     return search.best(tried)

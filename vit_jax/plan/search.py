@@ -21,7 +21,7 @@ def settings(job: Job):
     replicas, chips = job.mesh.shape["replica"], job.num_chips
     slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
     layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
-    remats = ("none", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
+    remats = ("none", "names", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
     is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
@@ -74,22 +74,28 @@ def middle(plan: dict) -> float:
 
 
 def best(tried: list[dict]) -> dict:
-    """The fastest plan that fits, with all that was tried in `tried`, and the lines to paste.
+    """The fastest plan that fits, or where none does the smallest, with the lines to paste and all others in `tried`.
+
+    Args:
+      tried: `settings` with the `plan` that they led to, or the `error`.
 
     Raises:
-      NegativeResult: none fits.
+      UserError: no settings led to a plan.
     """
-    fitting = sorted((one for one in tried if one["fits"]), key=lambda one: middle(one["plan"]))
-    if not fitting:
-        raise NegativeResult(f"none of the {len(tried)} settings that were compiled fits: allow more --max_compiles")
-    others = [
-        dict(
-            settings=lines(one["settings"]),
-            fits=one["fits"],
-            hbm_gib=one["hbm_gib"],
-            step_ms=one["plan"]["step_ms"],
-            compile_s=one["plan"]["compile_s"],
-        )
-        for one in [*fitting, *(one for one in tried if not one["fits"])]
-    ]
-    return fitting[0]["plan"] | dict(settings=others[0]["settings"], tried=others)
+    planned = [one for one in tried if "plan" in one]
+    if not planned:
+        raise UserError(f"none of the {len(tried)} settings could be planned: {tried[0]['error']}")
+    fitting = sorted((one for one in planned if one["plan"]["fits"]), key=lambda one: middle(one["plan"]))
+    rest = [one for one in planned if not one["plan"]["fits"]]
+    ordered = [*fitting, *sorted(rest, key=lambda one: one["plan"]["hbm_gib"]["total"])]
+    return ordered[0]["plan"] | dict(
+        settings=lines(ordered[0]["settings"]),
+        tried=[summary(one) for one in [*ordered, *(one for one in tried if "error" in one)]],
+    )
+
+
+def summary(one: dict) -> dict:
+    """What stands of settings in the list of those that were tried; without figures where there was an error."""
+    plan = one.get("plan")
+    figures = dict(hbm_gib=plan["hbm_gib"]["total"], step_ms=plan["step_ms"]) if plan else dict(error=one["error"])
+    return dict(settings=lines(one["settings"]), fits=bool(plan and plan["fits"])) | figures

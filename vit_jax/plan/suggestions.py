@@ -40,7 +40,7 @@ def levers(job: Job) -> list[dict]:
         if config.model.scan and config.model.remat == "none":
             found.append({"model.scan": False})
         order = ["none", "names", "dots", "full"]
-        found += [{"model.remat": remat} for remat in order[order.index(config.model.remat) + 1 :] if remat != "names"]
+        found += [{"model.remat": remat} for remat in order[order.index(config.model.remat) + 1 :]]
     found += [{"accum_steps": n} for n in (2, 4, 8, 16, 32) if n > config.accum_steps]
     return found
 
