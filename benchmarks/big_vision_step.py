@@ -55,6 +55,7 @@ CASES = [
     Case("B/16", "v5e:1x1", 128, False),
     Case("L/16", "v5e:8x8", 4096, True, f"{BF16} mesh.data=4 mesh.fsdp=16"),
     Case("L/16", "v5e:8x8", 4096, True, "mesh.data=4 mesh.fsdp=16"),
+    Case("B/16", "v5e:4x8", 4096, True),
     Case("H/14", "v5e:16x16", 4096, True, f"{BF16} mesh.data=16 mesh.fsdp=16"),
 ]
 
