@@ -82,7 +82,8 @@ def start(code: str) -> subprocess.Popen:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_handed_on(number):
     code = "handle = lambda *_: (print('told', flush=True), sys.exit(75));"
-    code += f"signal.signal({int(number)}, handle); print('ready', flush=True); time.sleep(600)"
+    # Short sleeps: a signal that comes right before a long one is handled after it.
+    code += f"signal.signal({int(number)}, handle); print('ready', flush=True)\nwhile True: time.sleep(0.1)"
     job = start(code)
     job.send_signal(number)
     out, err = job.communicate(timeout=60)
