@@ -648,6 +648,24 @@ def test_the_best_plan_is_the_fastest_that_fits():
     assert report.outcome(best["tried"][3]) == "failed (no such mesh): --config.accum_steps=4"
 
 
+def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsys):
+    plans = iter([UserError("torn\nslices"), dict(step_ms=dict(low=3, high=3), fits=True, hbm_gib=dict(total=1.0))])
+
+    def planned(*_):
+        found = next(plans)
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    monkeypatch.setattr(compilation, "make_job", lambda *_: small)
+    monkeypatch.setattr(run, "plan", planned)
+    args = types.SimpleNamespace(topology="v5e:2x4", num_slices=1, search=True, max_compiles=2)
+    found = run.run(small.config, args, 15.75)
+    assert found["fits"] and [tried.get("error") for tried in found["tried"]] == [None, "torn slices"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("1: failed (torn slices): --config.") and lines[1].startswith("2: 3 ms, 1.00 GiB")
+
+
 def test_where_nothing_fits_the_smallest_plan_is_the_result():
     plans = [dict(step_ms=None, fits=False, hbm_gib=dict(total=gib)) for gib in (20.0, 17.0)]
     found = search.best([dict(settings={"accum_steps": i}, plan=plan) for i, plan in enumerate(plans)])

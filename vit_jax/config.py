@@ -20,7 +20,8 @@ def defaults() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.seed = 0  # of initialisation, data order, augmentation and dropout
     config.prng = "threefry2x32"  # of dropout and augmentation on the device. threefry2x32: the same numbers everywhere
-    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only. Initial weights are always threefry's
+    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only, and dropout in steps of 1/256.
+    # Initial weights are always threefry's
     config.topology = ""  # the TPU pod that a recipe is meant for, as v5e:16x16; `vit_jax.plan` compiles for it
     config.total_steps = 0  # updates; this or total_epochs
     config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps

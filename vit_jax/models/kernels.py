@@ -60,7 +60,8 @@ def einsum(query, key, value, softmax_dtype):
 
 def einsum_forward(query, key, value, softmax_dtype):
     scores = jnp.einsum("bqhk,bvhk->bhqv", query, key)
-    scores = in_memory(scores, 0, 1, 3, 2) if query.shape[1] > 1 else scores
+    if query.shape[1] > 1:  # the row of a single query would be padded to the 128 neighbours of a TPU's registers
+        scores = in_memory(scores, 0, 1, 3, 2)
     weights = jax.nn.softmax(scores.astype(softmax_dtype)).astype(query.dtype)
     output = weighted(weights, value)
     return output, (query, key, value, weights, output)
