@@ -118,6 +118,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_earlier_checkpoints(straight, tm
     code, err = finish(job)
     last = err.strip().splitlines()[-1]
     assert code == 2 and last.startswith("error: ") and "earlier checkpoints are intact" in last, err
+    assert "Traceback" not in err
     assert final_params(tmp_path / "run")
 
 

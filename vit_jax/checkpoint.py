@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+import sys
 import time
 
 import jax
@@ -21,6 +22,19 @@ def worth(metrics) -> float:
     return metrics["worth"] if metrics else -math.inf
 
 
+def silence_late_io() -> None:
+    """Orbax closes its event loop when a read or write fails; those still under way then print no traceback each."""
+    show = sys.unraisablehook
+    if show.__module__ == __name__:
+        return
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = hook
+
+
 class Checkpointer:
     """Checkpoints of one run below `folder`: written in the background, whole or absent."""
 
@@ -37,6 +51,7 @@ class Checkpointer:
             best_fn=worth if config.keep_best else None,
             cleanup_tmp_directories=True,
         )
+        silence_late_io()
         self.keep_best = config.keep_best
         self.manager = ocp.CheckpointManager(epath.Path(folder), options=options)
 
