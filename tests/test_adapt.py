@@ -12,6 +12,7 @@ from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 import vit_jax
 from vit_jax import adapt, convert, evaluate, layout, pretrained, sharding, train
 from vit_jax import config as configs
+from vit_jax import state as states
 from vit_jax.errors import UserError
 from vit_jax.formats.published import published_name
 from vit_jax.formats.weights import POSEMB
@@ -384,8 +385,8 @@ def trained_from(tiny, path, *flags):
     config = configs.load(tiny, [*FLAGS, f"--config.init_from={path}", *flags])
     model = train.make_model(config, 10)
     tx, _ = train.make_optimizer(config, model, 12)
-    abstract = train.abstract_state(config, model, tx, sharding.make_mesh(config.mesh))
-    return train.pretrained_state(config, model, tx, abstract).params
+    abstract = states.abstract_state(config, model, tx, sharding.make_mesh(config.mesh))
+    return states.pretrained_state(config, model, tx, abstract).params
 
 
 def evaluated_from(tiny, path, monkeypatch):

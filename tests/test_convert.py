@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from vit_jax import checkpoint, convert, evaluate, layout, pretrained, train
 from vit_jax import config as configs
+from vit_jax.checkpointer import Checkpointer
 from vit_jax.formats import npz, safetensors_files
 from vit_jax.formats.weights import POSEMB
 
@@ -262,7 +263,7 @@ def runs(tmp_path_factory):
     saved = checkpoint.find(folder / "scan")
     meta, params = checkpoint.read_meta(saved), layout.unstack_blocks(checkpoint.read_params(saved))
     meta["model"]["scan"] = False
-    with checkpoint.Checkpointer(folder / "loop/checkpoints", configs.defaults().checkpoint) as checkpointer:
+    with Checkpointer(folder / "loop/checkpoints", configs.defaults().checkpoint) as checkpointer:
         checkpointer.save(1, dict(params=params, ema_params={}), meta, {})
         checkpointer.wait()
     return folder

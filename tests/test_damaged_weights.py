@@ -418,6 +418,21 @@ def test_a_damaged_index_is_named(text, tmp_path):
     assert "hf_vit" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../../b.safetensors", ".."])
+def test_an_index_does_not_lead_out_of_its_folder(name, tmp_path):
+    folder = golden_folder(tmp_path, "hf_vit")
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=dict(a=name))))
+    assert "which is not beside it" in refusal(folder)
+
+
+def test_more_than_the_memory_of_the_machine_is_not_read(tmp_path, monkeypatch):
+    """A machine of 16 KiB stands in for an archive of hundreds of GiB of zeros, which is small on disk."""
+    monkeypatch.setattr(os, "sysconf", lambda name: dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=4)[name])
+    np.savez_compressed(tmp_path / "bomb.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 192), np.float32)})
+    assert "bomb.npz declares 0.0 GiB of arrays, more than" in refusal(tmp_path / "bomb.npz")
+
+
 # --- through the commands ------------------------------------------------------------------------------------------
 
 BROKEN = {"text": b"not weights", "PyTorch": of_pytorch(), "pickled arrays": pickled_arrays()}

@@ -6,12 +6,13 @@ python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]] --conf
 import json
 import logging
 import math
+import signal
 import sys
 
 import jax
 
+from vit_jax import agreement, errors, metrics, pretrained, processes, result_file, sharding, train, watch
 from vit_jax import config as configs
-from vit_jax import errors, metrics, pretrained, processes, result_file, sharding, train
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -62,14 +63,15 @@ def main(argv: list[str]) -> int:
         config = configs.load(args.config, overrides)
         result_file.check(args.json)
         processes.start()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
         with metrics.logging_to(None):
-            processes.agree(dict(configs.flatten(config)))
+            agreement.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)
         if jax.process_index() == 0:
             print(json.dumps(scalars, indent=2))
             result_file.write(args.json, scalars)
 
-    return processes.run(work, args.debug)
+    return watch.run(work, args.debug)
 
 
 if __name__ == "__main__":

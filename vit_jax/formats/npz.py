@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.errors import UserError, one_line
+from vit_jax.memory import check_fits
 
 
 def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str, np.ndarray]:
@@ -26,7 +27,8 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
             entries = archive.namelist()
             if any(entry.endswith("data.pkl") for entry in entries):
                 raise UserError(f"{path} is a pickle of PyTorch, which may run code: save it as .safetensors")
-            wanted = select([entry.removesuffix(".npy") for entry in entries])
+            wanted = list(select([entry.removesuffix(".npy") for entry in entries]))
+            check_fits(sum(archive.getinfo(f"{name}.npy").file_size for name in wanted), path)
             return {name: as_float32(read_entry(archive, f"{name}.npy"), name, path) for name in wanted}
     except UserError:
         raise

@@ -1,6 +1,7 @@
 """Folders of config.json and model.safetensors, as timm and Hugging Face publish them, and lone .safetensors files."""
 
 import json
+import pathlib
 
 import numpy as np
 from etils import epath
@@ -57,7 +58,10 @@ def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
         files = [path / WEIGHTS]  # transformers takes it, too, where both are there
     elif path.is_dir():
         index = read_json(folder / INDEX).get("weight_map")
-        files = [folder / name for name in sorted(set(index.values()))] if isinstance(index, dict) else [path / WEIGHTS]
+        names = sorted(set(index.values())) if isinstance(index, dict) else []
+        if outside := [name for name in names if name != pathlib.PurePath(name).name or name == ".."]:
+            raise UserError(f"{INDEX} of {path} names {outside[0]!r}, which is not beside it: fetch the folder again")
+        files = [folder / name for name in names] if isinstance(index, dict) else [path / WEIGHTS]
     held = {}
     for file in files:
         held |= read_file(file)
