@@ -10,6 +10,7 @@ from conftest import GOLDEN, below, golden, last_error, metric_lines
 
 from vit_jax import checkpoint, layout, optim, sharding, train, workdir
 from vit_jax import config as configs
+from vit_jax import state as states
 from vit_jax.errors import UserError
 
 SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
@@ -287,7 +288,7 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
     model = train.make_model(config, 10)
-    start = layout.flatten(train.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
+    start = layout.flatten(states.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
@@ -298,7 +299,7 @@ def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
     config = configs.load(tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"])
     model, mesh = train.make_model(config, 10), sharding.make_mesh(config.mesh)
     tx, _ = train.make_optimizer(config, model, 4)
-    state = train.abstract_state(config, model, tx, mesh).opt_state
+    state = states.abstract_state(config, model, tx, mesh).opt_state
     split = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         leaf.sharding.shard_shape(leaf.shape)  # raises where it does not divide
@@ -316,17 +317,17 @@ def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path
 @pytest.mark.parametrize("frozen", ["Transformer/encoderblock.*", "head/.*"])
 def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen):
     config = configs.load(tiny, [f"--config.optim.frozen={frozen}"])
-    states = []
+    made = []
     for scan in (False, True):
         model = train.make_model(config, 10).with_scan(scan)
         tx, _ = train.make_optimizer(config, model, 4)
-        states.append(train.init_state(config, model, tx))
-    looped, scanned = states
-    there = layout.relayout(train.as_dict(looped), True, jnp.stack)
-    assert jax.tree.structure(there) == jax.tree.structure(train.as_dict(scanned))
+        made.append(states.init_state(config, model, tx))
+    looped, scanned = made
+    there = layout.relayout(states.as_dict(looped), True, jnp.stack)
+    assert jax.tree.structure(there) == jax.tree.structure(states.as_dict(scanned))
     back = layout.relayout(there, False, jnp.stack)
-    assert jax.tree.structure(back) == jax.tree.structure(train.as_dict(looped))
-    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(train.as_dict(looped)), strict=True):
+    assert jax.tree.structure(back) == jax.tree.structure(states.as_dict(looped))
+    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(states.as_dict(looped)), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

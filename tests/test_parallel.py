@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax import config as configs
 from vit_jax import layout, sharding, train
+from vit_jax import state as states
 from vit_jax.data import to_device
 from vit_jax.models import encoder
 from vit_jax.plan import compilation
@@ -57,10 +58,10 @@ def trained(tmp_path_factory):
         model = train.make_model(config, CLASSES)
         tx, schedule = train.make_optimizer(config, model, config.total_steps)
         rows = sharding.local_rows(mesh, BATCH)
-        abstract, losses = train.abstract_state(config, model, tx, mesh), []
+        abstract, losses = states.abstract_state(config, model, tx, mesh), []
         train_step = train.make_train_step(config, mesh, model, tx, schedule, abstract)
         with jax.set_mesh(mesh):
-            init = jax.jit(lambda: train.init_state(config, model, tx), out_shardings=train.shardings(abstract))
+            init = jax.jit(lambda: states.init_state(config, model, tx), out_shardings=states.shardings(abstract))
             state = init()
             text = train_step.lower(state, to_device.abstract_batch(mesh, BATCH, SIZE)).as_text()
             for batch in batches():

@@ -174,7 +174,7 @@ def test_a_non_finite_update_is_left_out_and_counted():
     broken = dataclasses.replace(state, params=params | {"head": {**params["head"], "bias": jnp.full(10, jnp.inf)}})
     after, metrics = train_step(broken, example_batch(seed=1))
     assert not np.isfinite(metrics["train/loss"])
-    assert after.skipped_steps == 1 and after.step == 2
+    assert after.skipped_steps == 1 and after.skipped_in_row == 1 and after.step == 2
     for field in ("params", "opt_state", "ema_params"):
         for new, old in zip(
             jax.tree.leaves(getattr(after, field)), jax.tree.leaves(getattr(broken, field)), strict=True

@@ -27,6 +27,8 @@ def defaults() -> ml_collections.ConfigDict:
     config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps
     config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
     config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
+    config.branch_from = ""  # WORKDIR/checkpoints/STEP of another run of ours, whose weights, optimizer and step this
+    # one goes on from; it may have another schedule
     config.init_allow = ""  # parameters that they may lack or have left over, a regular expression; "": none
     config.accum_steps = 1  # microbatches per update
     config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent | multilabel_xent: is any of a class in the mix
@@ -34,6 +36,7 @@ def defaults() -> ml_collections.ConfigDict:
     config.cutmix = 0.0  # likewise of cutmix; with both, each batch takes one of them
     config.label_smoothing = 0.0  # share of every label that goes to all classes alike
     config.log_every = 50  # steps between lines of metrics
+    config.max_skipped = 10  # updates left out in a row, because loss or gradients are not finite, that end the run
 
     config.model = dict(
         variant="B/16",  # size and patch, with a ResNet stem as in R50+B/16
@@ -134,6 +137,7 @@ def defaults() -> ml_collections.ConfigDict:
         keep_last=2,  # newest checkpoints kept
         keep_every=0,  # also keep every checkpoint at a multiple of this; 0: off
         keep_best="",  # also keep the best by this metric, such as eval/val/top1; "": off
+        max_failures=3,  # saves in a row that may fail, as on a full disk; the last of them ends the run
     )
     config.profile = dict(
         first_step=10,  # step at which the profiler window opens
@@ -281,17 +285,17 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
     """Parses --config.a.b=value arguments by the types of `config`; returns the flat values given."""
     where = "the command line"
     for argument in arguments:
-        match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if match:
             check_key(match[1], where)
             if match[1] not in dict(flatten(config)):
                 fail(match[1], " belongs to an evaluation that the config file does not have", f"{where}: add it there")
     flag_values = flags.FlagValues()
     argv = ["vit_jax", *arguments]
-    config_flags.DEFINE_config_dict("config", config, flag_values=flag_values, sys_argv=argv)
     try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=flag_values, sys_argv=argv)
         rest = flag_values(argv)
-    except flags.Error as error:
+    except (flags.Error, ValueError, TypeError, LookupError) as error:
         raise UserError(f"{error} on {where}: correct the value") from None
     if len(rest) > 1:
         raise UserError(f"argument {rest[1]!r} is not understood: overrides are written --config.KEY=VALUE")

@@ -69,6 +69,7 @@ RANGES = {
     "accum_steps": (1, 2**31),
     "label_smoothing": (0.0, 0.999),
     "log_every": (1, 2**31),
+    "max_skipped": (1, 2**31 - 1),
     "model.head_bias": (-1e6, 1e6),
     "model.dropout": (0.0, 0.999),
     "model.droppath": (0.0, 0.999),
@@ -96,6 +97,7 @@ RANGES = {
     "mesh.fsdp": (-1, 2**31),
     "mesh.tensor": (-1, 2**31),
     "checkpoint.keep_last": (1, 2**31),
+    "checkpoint.max_failures": (1, 2**31),
     "evals.*.data.fraction": (1e-3, 1.0),
 }
 
@@ -146,6 +148,11 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         raise UserError(
             f"config keys total_steps={config.total_steps} and total_epochs={config.total_epochs} are both set: "
             "set one of them to 0"
+        )
+    if config.init_from and config.branch_from:
+        raise UserError(
+            f"config keys init_from={config.init_from} and branch_from={config.branch_from} are both set: a run starts "
+            "from one of them"
         )
     if config.data.batch_size % config.accum_steps:
         raise UserError(

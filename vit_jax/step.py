@@ -21,12 +21,13 @@ class TrainState:
     opt_state: Any
     ema_params: Any  # like params, or {} without EMA
     skipped_steps: Any  # int32 []: updates left out because loss or gradients were not finite
+    skipped_in_row: Any  # int32 []: of these, the newest ones without a sound one between or after them
 
 
 def create_state(params, tx, ema_decay: float) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params) if ema_decay else {}
-    return TrainState(zero, params, tx.init(params), ema, zero)
+    return TrainState(zero, params, tx.init(params), ema, zero, zero)
 
 
 def eval_params(state: TrainState):
@@ -63,6 +64,7 @@ def make_train_step(
     prng: str = "threefry2x32",
     accum_steps: int = 1,
     ema_decay: float = 0.0,
+    max_skipped: int = 10,
 ) -> Callable:
     """Builds train_step(state, batch) -> (state, metrics).
 
@@ -76,6 +78,8 @@ def make_train_step(
       prng: implementation of random numbers, as `jax.random.key` knows them.
       accum_steps: microbatches; the update equals that of one batch.
       ema_decay: of the averaged parameters; 0 is off.
+      max_skipped: after so many updates in a row that were not finite nothing is updated any more, until the host
+        looks at `skipped_in_row`, which then tells where it began.
 
     Randomness is a function of (seed, step, microbatch) and of what the batch brings along only.
     """
@@ -105,7 +109,7 @@ def make_train_step(
         mix_key, dropout_key = jax.random.split(key)
         value, grads = loss_and_grads(state.params, preprocess(batch, mix_key), dropout_key)
         grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & (state.skipped_in_row < max_skipped)
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -115,13 +119,14 @@ def make_train_step(
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema_params),
         )
-        skipped = state.skipped_steps + ~finite
+        skipped, in_row = state.skipped_steps + ~finite, jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = {
             "train/loss": value,
-            "train/lr": schedule(state.step),
+            "train/lr": schedule(state.step - state.skipped_steps),  # the optimizer counts the updates that it made
             "train/grad_norm": grad_norm,
             "train/skipped_steps": skipped,
+            "train/skipped_in_row": in_row,
         }
-        return TrainState(state.step + 1, params, opt_state, ema, skipped), metrics
+        return TrainState(state.step + 1, params, opt_state, ema, skipped, in_row), metrics
 
     return train_step

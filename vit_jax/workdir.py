@@ -1,23 +1,20 @@
 """The folder of a run: it can be written, and it belongs to one config."""
 
 import json
-import platform
 import re
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 from etils import epath
 
-import vit_jax
-from vit_jax import checkpoint
+from vit_jax import checkpoint, versions
 from vit_jax import config as configs
 from vit_jax.errors import UserError, one_line, storage_problem
 
 # A run may be continued with other values of these, and of nothing else.
 CONTINUABLE = re.compile(
-    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|topology|model\.(remat|remat_names|scan)"
+    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|max_skipped|topology|model\.(remat|remat_names|scan)"
     r"|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
 )
 
@@ -47,23 +44,21 @@ def make(path: str) -> epath.Path:
     return workdir
 
 
-def differences(config, saved: Mapping) -> list[str]:
-    """Lines "key: saved -> now" for the keys that forbid to continue the saved run."""
+def is_fixed(key: str) -> bool:
+    """Whether a run can't be continued with another value."""
+    return not CONTINUABLE.fullmatch(key)
+
+
+def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
+    """Lines "key: saved -> now" for the keys that matter."""
     now, before = dict(configs.flatten(config)), dict(configs.flatten(saved))
     fixed = ("model.scan",) if now["optim.name"] == "adafactor" else ()  # its moments are factored by the layout
-    keys = sorted(key for key in now.keys() | before.keys() if key in fixed or not CONTINUABLE.fullmatch(key))
+    keys = sorted(key for key in now.keys() | before.keys() if key in fixed or matters(key))
 
     def show(values, key):
         return repr(values[key]) if key in values else "(unset)"
 
     return [f"{key}: {show(before, key)} -> {show(now, key)}" for key in keys if show(before, key) != show(now, key)]
-
-
-def commit() -> str:
-    """The git commit of the code, or "" outside of a checkout."""
-    folder = epath.resource_path("vit_jax").parent
-    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def check(workdir: epath.Path, config, fingerprint: str) -> None:
@@ -94,9 +89,8 @@ def check(workdir: epath.Path, config, fingerprint: str) -> None:
 
 def claim(workdir: epath.Path, config, fingerprint: str) -> None:
     """Writes config.json: the resolved config, what the training data are, versions, commit and command."""
-    versions = dict(vit_jax=vit_jax.__version__, jax=jax.__version__, python=platform.python_version())
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
-    record |= dict(versions=versions, commit=commit(), command=sys.argv)
+    record |= dict(versions=versions.versions(), commit=versions.commit(), code=versions.code(), command=sys.argv)
     if jax.process_index() == 0:
         fresh = workdir / "config.json.tmp"
         fresh.write_text(json.dumps(record, indent=2) + "\n")

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax import chips, sharding, train
+from vit_jax import state as states
 from vit_jax.data import catalog, to_device
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
@@ -71,7 +72,7 @@ def on_devices(config, chip: chips.Tpu, devices: list) -> Job:
     sharding.check_model(model, mesh)
     tx, schedule = train.make_optimizer(config, model, total_steps)
     with jax.set_mesh(mesh):
-        state = train.abstract_state(config, model, tx, mesh)
+        state = states.abstract_state(config, model, tx, mesh)
     batch = to_device.abstract_batch(mesh, config.data.batch_size, config.image_size)
     train_step = train.make_train_step(config, mesh, model, tx, schedule, state)
     return Job(config, chip, mesh, model, facts.num_examples, total_steps, state, batch, train_step)

@@ -59,7 +59,7 @@ def hbm_gib(job: Job, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     state, held = job.state, {}
     held["params"] = shard_bytes(state.params)
-    held["opt_state"] = shard_bytes((state.opt_state, state.ema_params, state.step, state.skipped_steps))
+    held["opt_state"] = shard_bytes(state) - held["params"]
     held["batch"] = shard_bytes(job.batch) * job.config.data.prefetch
     # The compiler counts one batch; the others wait on the chip, too.
     total = compiled.total_bytes + shard_bytes(job.batch) * (job.config.data.prefetch - 1)

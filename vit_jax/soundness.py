@@ -1,0 +1,61 @@
+"""What happens when loss or gradients are not finite: the step leaves the update out, the run tells it, or ends."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+
+import jax
+from etils import epath
+
+from vit_jax.errors import NegativeResult
+
+log = logging.getLogger(__name__)
+
+SHOWN = 8  # ids in the message
+
+
+class SkippedUpdates:
+    """Looks at what `step.make_train_step` counts."""
+
+    def __init__(self, limit: int, folder: epath.Path, ids: Callable[[int], list[int]]):
+        """
+        Args:
+          limit: skipped updates in a row that end the run.
+          folder: where the report is written.
+          ids: f(update, from 1) -> ids of the examples of its global batch.
+        """
+        self.limit, self.folder, self.ids, self.told = limit, folder, ids, 0
+
+    def look(self, number: int, scalars: dict[str, float], at_end: bool) -> None:
+        """Told the metrics of update `number`.
+
+        Raises:
+          NegativeResult: `limit` updates in a row were left out, or the last ones of the run.
+        """
+        skipped, in_row = scalars["train/skipped_steps"], scalars["train/skipped_in_row"]
+        if in_row >= self.limit or (at_end and in_row):
+            raise NegativeResult(self.report(number, in_row, scalars["train/loss"]))
+        if skipped > self.told:
+            log.warning(
+                "%d updates up to step %d were left out, because loss or gradients were not finite; %d in a row end "
+                "the run",
+                *(skipped, number, self.limit),
+            )
+            self.told = skipped
+
+    def report(self, number: int, in_row: int, loss: float) -> str:
+        """Writes nonfinite.json, and returns what to tell."""
+        first = number - in_row + 1
+        updates = range(first, first + min(in_row, self.limit))
+        ids = {update: self.ids(update) for update in updates}
+        path = self.folder / "nonfinite.json"
+        if jax.process_index() == 0:
+            with contextlib.suppress(Exception):  # a full disk does not hide what there is to tell
+                path.write_text(json.dumps(dict(loss=repr(loss), example_ids=ids)) + "\n")
+        shown = ", ".join(map(str, ids[first][:SHOWN])) + ", ..." * (len(ids[first]) > SHOWN)
+        return (
+            f"loss or gradients were not finite in {len(updates)} updates in a row, from step {first} on (loss at step "
+            f"{number}: {loss}; examples of step {first}: {shown}; of all in {path}): they were left out, and saved "
+            "checkpoints are sound; lower optim.lr, set optim.grad_clip_norm, or look at the data"
+        )
