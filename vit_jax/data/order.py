@@ -99,6 +99,13 @@ def train_items(
     return items
 
 
+def ids(config, parts: Sequence[tuple[int, float]], step: int) -> list[int]:
+    """Ids of the examples of the global batch that the update after `step` others reads."""
+    data = config.data
+    items = train_items(parts, data.batch_size, np.arange(data.batch_size), config.seed, data.repeats)
+    return items(tf.constant(step, tf.int64))["index"].numpy().tolist()
+
+
 def eval_items(num_examples: int, batch_size: int, rows: np.ndarray) -> Callable:
     """Like `train_items`, in order and once; mask 0 marks the padding of the last batch."""
 

@@ -1,7 +1,6 @@
 """The input pipeline: a pure function of (config, seed, step). Position is the step; there is no other state."""
 
 import dataclasses
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -10,11 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax.data import images, ops, order
+from vit_jax.data.skipped import Skipped
 from vit_jax.data.source import Source
 from vit_jax.data.stages import Stages
 from vit_jax.errors import UserError, one_line
-
-log = logging.getLogger(__name__)
 
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
@@ -45,7 +43,7 @@ class Pipeline:
     steps: int
     on_corrupt: str
     threads: int
-    bad: set = dataclasses.field(default_factory=set)  # examples of this process that were blanked
+    bad: Skipped = dataclasses.field(default_factory=Skipped)  # examples of this process that were blanked
     stages: Stages = dataclasses.field(default_factory=Stages)
 
     def records(self, indices: np.ndarray) -> np.ndarray:
@@ -117,10 +115,18 @@ class Pipeline:
         """Notes and names the examples of a batch that `careful` blanked."""
         if batch["mask"].all():
             return
-        for i in batch["id"][batch["mask"] < self.wanted(step)].tolist():
-            if i not in self.bad:
-                log.warning("%s can't be read as an image and is skipped", self.source.describe(i))
-                self.bad.add(i)
+        for row in np.flatnonzero(batch["mask"] < self.wanted(step)):
+            item = dict(index=batch["id"][row], seed=batch["seed"][row], mask=np.float32(1))
+            if (i := int(item["index"])) not in self.bad:
+                self.bad.note(i, self.source.describe(i), self.why(item))
+
+    def why(self, item: dict) -> str:
+        """The reason for which an example was blanked."""
+        try:
+            self.read_one({name: tf.constant(value) for name, value in item.items()})
+        except Exception as error:
+            return reason(error)
+        return "it could not be read at first"
 
     def batches(self, start: int = 0) -> Iterator[dict]:
         """Yields numpy batches from step `start` on.
@@ -145,7 +151,7 @@ class Pipeline:
             yield batch
 
 
-def reason(error: tf.errors.OpError) -> str:
+def reason(error: Exception) -> str:
     """What TensorFlow says, without where in its graph that was."""
     text = re.sub(r"\{\{[^}]*\}\}|\[\[.*", "", one_line(error)).split(" Traceback ")[0]
     return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
