@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from vit_jax import processes
+from vit_jax import agreement, processes, watch
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -19,10 +19,10 @@ slow = pytest.mark.slow
 JOIN = """
 import os, signal, sys, time
 from etils import epath
-from vit_jax import errors, metrics, processes
+from vit_jax import agreement, errors, metrics, processes, watch
 
 what, _, who = sys.argv[1].partition(":")
-processes.HEARTBEAT_S = 10
+processes.HEARTBEAT_S = 15
 
 def main():
     processes.start()
@@ -35,7 +35,17 @@ def main():
         if what == "late" and me:
             time.sleep(30)
         folder = epath.Path(sys.argv[2] + "/other" * (what == "apart" and me)) if len(sys.argv) > 2 else None
-        processes.agree({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
+        agreement.agree({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
+        if what == "stall":
+            for step in range(1, 2 if me else 4):
+                watch.place.begin(f"step {step}")
+            time.sleep(300)
+        if what == "gone":
+            from jax.experimental import multihost_utils
+            while True:
+                multihost_utils.process_allgather(index)
+                if me:
+                    os.kill(os.getpid(), signal.SIGKILL)
         if what == "break":
             if me:
                 raise errors.NegativeResult("the answer is no")
@@ -46,7 +56,7 @@ def main():
             time.sleep(300)
         print(f"process {index} of {jax.process_count()} on {jax.device_count()} devices", flush=True)
 
-sys.exit(processes.run(main, False))
+sys.exit(watch.run(main, False))
 """
 
 
@@ -172,14 +182,14 @@ def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
 
 
 def test_keys_of_the_machine_may_differ():
-    assert processes.OF_THE_MACHINE.fullmatch("data.threads")
-    assert processes.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
-    assert not processes.OF_THE_MACHINE.fullmatch("data.name") and not processes.OF_THE_MACHINE.fullmatch("data")
+    assert agreement.OF_THE_MACHINE.fullmatch("data.threads")
+    assert agreement.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
+    assert not agreement.OF_THE_MACHINE.fullmatch("data.name") and not agreement.OF_THE_MACHINE.fullmatch("data")
 
 
 def test_differences_name_keys_and_both_values():
     one, two = dict(a="1", b="2", c="3"), dict(a="1", b="4", d="5")
-    assert processes.differences(one, two) == "b: 2 -> 4; c: 3 -> (unset); d: (unset) -> 5"
+    assert agreement.differences(one, two) == "b: 2 -> 4; c: 3 -> (unset); d: (unset) -> 5"
 
 
 @slow
@@ -217,8 +227,40 @@ def test_the_error_of_one_process_ends_all(what, code):
 def test_a_process_that_does_not_come_is_not_waited_for():
     port = free_port()
     found = finish([start(explicit(i, port, VIT_JAX_START_TIMEOUT="8"), "late:1") for i in range(2)])
-    assert found[0][0] == 2 and "not all processes were ready to start within 8 s of process 0" in found[0][2][0]
+    assert found[0][0] == 2 and "process 1 of 2 did not come to the start within 8 s" in found[0][2][0]
     assert found[1][0] == 2
+
+
+@slow
+def test_of_three_the_odd_one_is_named():
+    port = free_port()
+    found = finish([start(explicit(i, port, count=3), "differ:0") for i in range(3)])
+    for code, _, errors in found:
+        assert code == 2 and "process 0 does not do what process 1 does (optim.lr: 1 -> 2)" in errors[0]
+
+
+@slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_job_that_stands_still_ends_and_names_who_is_behind(who):
+    port = free_port()
+    found = finish([start(explicit(i, port, VIT_JAX_STALL_TIMEOUT="6"), f"stall:{who}") for i in range(2)])
+    for code, _, errors in found:
+        assert code == 1 and "the job has not moved for 6 s" in errors[0]
+        assert f"process {who} stands at step 1, the others wait for it at step 3" in errors[0]
+
+
+def test_a_wrong_stall_timeout_is_named(monkeypatch):
+    monkeypatch.setenv(watch.STALL, "never")
+    with pytest.raises(UserError, match="VIT_JAX_STALL_TIMEOUT=never in the environment is no number of seconds"):
+        watch.stall_timeout()
+
+
+@slow
+def test_survivors_say_who_is_gone():
+    port = free_port()
+    found = finish([start(explicit(i, port, count=3), "gone:2") for i in range(3)])
+    for code, _, errors in found[:2]:
+        assert code == 1 and "process 2 of 3 is gone" in errors[0]
 
 
 @slow

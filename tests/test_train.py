@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -130,18 +132,49 @@ def test_a_profile_is_written_on_request(tiny, tmp_path):
     assert traces and traces[0].stat().st_size > 1000
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(done, tmp_path):
-    import shutil
+def flip(path: pathlib.Path) -> None:
+    """Flips one bit in each of 50 parts of a file: one alone may be of what is not read."""
+    raw = bytearray(path.read_bytes())
+    for part in range(50):
+        raw[len(raw) * part // 50] ^= 1
+    path.write_bytes(raw)
 
+
+def largest(folder: pathlib.Path) -> pathlib.Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+DAMAGES = {
+    "all files are empty": lambda folder: [path.write_bytes(b"") for path in folder.rglob("*") if path.is_file()],
+    "a bit of the arrays": lambda folder: flip(largest(folder / "state")),
+    "half of the arrays": lambda folder: os.truncate(largest(folder / "state"), 1000),
+    "a bit of the facts": lambda folder: flip(folder / "meta/metadata"),
+    "no facts": lambda folder: shutil.rmtree(folder / "meta"),
+    "no arrays": lambda folder: shutil.rmtree(folder / "state"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_checkpoint_is_passed_over(damage, done, tmp_path):
     tiny, workdir = done
     shutil.copytree(workdir, tmp_path / "run")
-    for path in (tmp_path / "run/checkpoints/12/state").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
+    DAMAGES[damage](tmp_path / "run/checkpoints/12")
     assert run(tiny, tmp_path / "run") == 0
-    assert "checkpoint 12 can't be read" in (tmp_path / "run/log.txt").read_text()
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "can't be used" in log and "checkpoint 12 is passed over, and now called damaged_12" in log
+    assert (tmp_path / "run/checkpoints/damaged_12").is_dir()
     assert [line["step"] for line in metric_lines(tmp_path / "run")] == list(range(1, 13))
     assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
+
+
+def test_damaged_weights_are_not_loaded(done, tmp_path):
+    from vit_jax.errors import UserError
+
+    _, workdir = done
+    shutil.copytree(workdir / "checkpoints/12", tmp_path / "12")
+    flip(largest(tmp_path / "12/state"))
+    with pytest.raises(UserError, match=r"12/state can't be used"):
+        vit_jax.from_pretrained(tmp_path / "12")
 
 
 # --- fine-tuning and evaluation ---------------------------------------------------------------------------------------
@@ -290,7 +323,30 @@ def test_a_corrupt_image_is_fatal_with_its_path_or_skipped_and_counted(tiny, tmp
     assert str(bad) in line and "on_corrupt=skip" in line
     assert run(tiny, tmp_path / "b", *arguments, "--config.data.on_corrupt=skip") == 0
     assert metric_lines(tmp_path / "b")[-1]["data/skipped"] == 1
-    assert f"{bad} can't be read as an image and is skipped" in (tmp_path / "b/log.txt").read_text()
+    assert f"{bad} can't be read as an image and is skipped: " in (tmp_path / "b/log.txt").read_text()
+
+
+def test_skipped_examples_are_listed_once_and_counted_on_after_a_stop(tiny, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(6):
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"data/{name}/{i}.png")
+    bad = [tmp_path / "data/dog/3.png", tmp_path / "data/cat/0.png"]
+    bad[0].write_bytes(b"")
+    bad[1].write_bytes(bad[1].read_bytes()[:60])
+    arguments = [f"--config.data.name=folder:{tmp_path}/data", "--config.data.batch_size=8", "--config.total_steps=8"]
+    arguments += ["--config.evals.val.data.split=train[:50%]", "--config.data.on_corrupt=skip"]
+    assert run(tiny, tmp_path / "run", *arguments) == 0
+    listed = [json.loads(line) for line in (tmp_path / "run/skipped.jsonl").read_text().splitlines()]
+    assert sorted(line["name"] for line in listed if line["use"] == "train") == sorted(map(str, bad))
+    assert {line["use"] for line in listed} == {"train", "evals.val"}
+    lines = len(listed)
+    assert all(line["reason"] and isinstance(line["id"], int) for line in listed)
+    shutil.rmtree(tmp_path / "run/checkpoints/8")
+    assert run(tiny, tmp_path / "run", *arguments) == 0
+    assert len((tmp_path / "run/skipped.jsonl").read_text().splitlines()) == lines
+    assert [line["data/skipped"] for line in metric_lines(tmp_path / "run")][4:] == [2] * 4
 
 
 def test_a_workdir_that_cannot_be_written_is_named(tiny, tmp_path, capsys):
@@ -320,7 +376,9 @@ def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path
     arguments += ["--config.optim.warmup_steps=0", "--config.checkpoint.every=1", "--config.checkpoint.keep_last=20"]
     assert run(tiny, tmp_path / "run", *arguments) == 1
     line = last_error(capsys)
-    assert "not finite in 1 updates" in line and "lower optim.lr" in line
+    assert "not finite in 10 updates in a row, from step 3 on" in line and "lower optim.lr" in line
+    report = json.loads((tmp_path / "run/nonfinite.json").read_text())
+    assert list(report["example_ids"]) == [str(step) for step in range(3, 13)]
     assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
 
 
@@ -389,8 +447,6 @@ def test_a_damaged_config_json_is_named(text, tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", '{"model": {"width": 0}, "class_names": [], "config": {}}'])
 def test_damaged_facts_of_a_checkpoint_are_named(text, done, tmp_path):
-    import shutil
-
     from vit_jax.errors import UserError
 
     _, workdir = done

@@ -4,16 +4,19 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import sys
+from collections.abc import Callable
 
 import jax
+import numpy as np
 from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vit_jax.errors import NegativeResult, Preempted, one_line
+from vit_jax.errors import Preempted, one_line, storage_problem
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,13 @@ class StderrHandler(logging.StreamHandler):
     @property
     def stream(self):
         return sys.stderr
+
+
+class FileHandler(logging.StreamHandler):
+    """A line that can't be written, because the disk is full, stands on stderr alone."""
+
+    def handleError(self, record):
+        pass
 
 
 @contextlib.contextmanager
@@ -50,7 +60,7 @@ def logging_to(workdir: epath.Path | None):
         if workdir is not None:
             path = log_path(workdir, index)
             path.parent.mkdir(parents=True, exist_ok=True)
-            root.addHandler(logging.StreamHandler(stack.enter_context(path.open("a"))))
+            root.addHandler(FileHandler(stack.enter_context(path.open("a"))))
             root.handlers[1].setFormatter(logging.Formatter(form, "%H:%M:%S"))
         try:
             yield
@@ -90,29 +100,21 @@ def rewind(path: epath.Path, step: int) -> None:
     fresh.replace(path)
 
 
-def fetch(number: int, step_metrics: dict) -> dict[str, float]:
-    """Waits for the metrics of a step.
-
-    Raises:
-      NegativeResult: an update up to now was not finite; it was left out, so the saved states are sound.
-    """
-    scalars = {name: value.item() for name, value in jax.device_get(step_metrics).items()}
-    if scalars["train/skipped_steps"]:
-        raise NegativeResult(
-            f"loss or gradients were not finite in {scalars['train/skipped_steps']} updates up to step {number} "
-            f"(loss there: {scalars['train/loss']}): earlier checkpoints are intact; lower optim.lr, set "
-            "optim.grad_clip_norm, or look at the data"
-        )
-    return scalars
+def fetch(step_metrics: dict) -> dict[str, float]:
+    """Waits for the metrics of a step."""
+    return {name: np.asarray(value).item() for name, value in jax.device_get(step_metrics).items()}
 
 
 class MetricWriter:
-    """Writes scalars of a step to all places; only the leading process writes."""
+    """Writes scalars of a step to all places; only the leading process writes.
+
+    Where the disk is full, training goes on: lines of metrics.jsonl are kept until they can be written.
+    """
 
     def __init__(self, workdir: epath.Path, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
         self.leads = jax.process_index() == 0
-        self.tensorboard = None
+        self.tensorboard, self.waiting = None, []
         if self.leads:
             from clu import metric_writers  # imports TensorFlow
 
@@ -123,16 +125,41 @@ class MetricWriter:
         """One line per step: call once, with everything that the step measured."""
         if not self.leads:
             return
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **scalars}) + "\n")
-        self.tensorboard.write_scalars(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
+        self.waiting.append(json.dumps({"step": step, **scalars}) + "\n")
+        self.write_waiting()
+        finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
+        self.to_tensorboard(lambda writer: writer.write_scalars(step, finite))
+
+    def to_tensorboard(self, use: Callable) -> None:
+        """Where it can't be written, TensorBoard goes without the rest of this run: metrics.jsonl has it all."""
+        try:
+            if self.tensorboard is not None:
+                use(self.tensorboard)
+        except Exception as error:  # of TensorFlow and clu
+            self.tensorboard = None
+            log.warning("TensorBoard's events can't be written any more: %s", one_line(error)[:160])
+
+    def write_waiting(self) -> None:
+        size = self.path.stat().length if self.path.exists() else 0
+        try:
+            with self.path.open("a") as file:
+                file.write("".join(self.waiting))
+        except Exception as error:  # every store has errors of its own
+            if self.path.exists() and self.path.stat().length > size:  # a part was written
+                os.truncate(self.path, size)
+            if len(self.waiting) == 1:
+                problem = storage_problem(error) or one_line(error)[:160]
+                log.warning("%s can't be written (%s): its lines wait in memory", self.path, problem)
+            return
+        self.waiting.clear()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error) -> None:
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        if self.waiting:
+            self.write_waiting()
+        self.to_tensorboard(lambda writer: writer.close())
 
 
 class ProgressBar:

@@ -1,23 +1,18 @@
-"""The processes of one job: how they find each other, make sure that they do the same, and end together."""
+"""The processes of one job: how they find each other, and tell each other what does not pass through the devices."""
 
-import hashlib
-import json
+import collections
+import contextlib
+import itertools
 import logging
 import os
 import re
 import socket
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
-from etils import epath
 from jax._src.distributed import global_state  # nothing public says who leads, or passes a word without the devices
 
-from vit_jax import errors
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -25,15 +20,14 @@ log = logging.getLogger(__name__)
 COORDINATOR, COUNT, INDEX = VARIABLES = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
 TIMEOUT = "VIT_JAX_START_TIMEOUT"
 
-# A process that was killed is noticed after HEARTBEAT_S by the others, which then end. One that ends by an error of its
-# own says so, which is read every POLL_S; process 0 leaves LINGER_S later than the others, because its end is theirs.
-HEARTBEAT_S, SHUTDOWN_S, POLL_S, LINGER_S = 60, 120, 2, 6
-FAILURE = "vit_jax/failure"
+HEARTBEAT_S, SHUTDOWN_S = 40, 120  # a process that was killed is noticed after the first by the others, which then end
+# For what takes long on one process and not on another, as reading a checkpoint. A dead one is noticed before.
+PATIENCE_S = 1800
+MEET_S = 0.1  # between two looks at who is there
 
+# How often this process exchanged words and met others; all count alike.
+exchanges, letters, meetings = itertools.count(), itertools.count(), collections.Counter()
 joined = threading.Event()  # JAX says that it is initialised before all are there
-
-# Keys of a config that belong to a machine: they may differ from process to process.
-OF_THE_MACHINE = re.compile(r"(.*\.)?data\.(data_dir|threads|prefetch|eval_cache_gib)")
 
 
 # --- joining ----------------------------------------------------------------------------------------------------------
@@ -80,8 +74,6 @@ def start() -> None:
             f"(a free port, the variables of the cluster), or set {', '.join(VARIABLES)} in each process"
         ) from raised[0]
     joined.set()
-    if several():
-        threading.Thread(target=watch, daemon=True).start()
 
 
 def explicit() -> dict:
@@ -173,112 +165,7 @@ def unreachable(address: str) -> str | None:
     return None
 
 
-# --- doing the same ---------------------------------------------------------------------------------------------------
-
-
-def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None:
-    """Makes sure, once at the start, that all processes do the same; does nothing in a single one.
-
-    Args:
-      facts: what must be the same everywhere: a config by key, fingerprints. Keys of the machine are left out.
-      folder: exists, and must be one folder for all, not one of this name on each host.
-
-    Raises:
-      UserError: on all processes, if one differs; it names the process and the facts.
-    """
-    if jax.process_count() == 1:
-        return
-    index, address = jax.process_index(), global_state.coordinator_address
-    devices = f"{jax.local_device_count()} local devices of {jax.device_count()}"
-    log.info("process %d of %d, led by process 0 at %s, %s", index, jax.process_count(), address, devices)
-    same = {key: repr(facts[key]) for key in sorted(facts) if not OF_THE_MACHINE.fullmatch(key)}
-    if folder is None:
-        meet(timeout())
-        return compare(same)
-    mark = folder / f".led_by_{re.sub('[^a-zA-Z0-9]', '_', address)}"
-    if index == 0:
-        mark.write_text(str(time.time_ns()))
-    try:
-        meet(timeout())
-        compare(same | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"})
-    finally:
-        if index == 0:
-            mark.unlink()
-
-
-def compare(facts: dict[str, str]) -> None:
-    """Raises UserError on all processes, if one has other facts."""
-    text = json.dumps(facts).encode()
-    digests = gather(hashlib.sha256(text).digest() + len(text).to_bytes(8, "big"))
-    if len(set(digests)) == 1:
-        return
-    longest = max(int.from_bytes(digest[-8:], "big") for digest in digests)
-    all_facts = [json.loads(other) for other in gather(text.ljust(longest))]
-    index = next(i for i, other in enumerate(all_facts) if other != all_facts[0])
-    raise UserError(
-        f"process {index} does not do what process 0 does ({differences(all_facts[0], all_facts[index])}): start all "
-        "processes with the same command, code and data"
-    )
-
-
-def meet(seconds: int) -> None:
-    """Returns when all processes are here.
-
-    Raises:
-      UserError: not all came within `seconds`.
-    """
-    try:
-        global_state.client.wait_at_barrier("vit_jax/agree", 1000 * seconds)
-    except jax.errors.JaxRuntimeError as error:
-        raise UserError(
-            f"not all processes were ready to start within {seconds} s of process {jax.process_index()}: see what the "
-            f"others say; {TIMEOUT}=SECONDS waits longer"
-        ) from error
-
-
-def gather(local: bytes) -> list[bytes]:
-    """The bytes of every process, which must be equally many, by process."""
-    from jax.experimental import multihost_utils
-
-    return [row.tobytes() for row in multihost_utils.process_allgather(np.frombuffer(local, np.uint8))]
-
-
-def differences(one: Mapping[str, str], two: Mapping[str, str]) -> str:
-    keys = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
-    return "; ".join(f"{key}: {one.get(key, '(unset)')} -> {two.get(key, '(unset)')}" for key in keys)
-
-
-# --- ending together --------------------------------------------------------------------------------------------------
-
-
-def run(main: Callable[[], None], debug: bool) -> int:
-    """`errors.run` for a command of several processes: one that fails tells the others and leaves without them.
-
-    In good order it would wait for them, and they for the result of a computation that it no longer takes part in.
-    """
-
-    def telling():
-        try:
-            main()
-        except errors.Preempted:  # all stop at one step
-            raise
-        except BaseException as error:
-            tell(error)
-            raise
-
-    try:
-        code = errors.run(telling, debug)
-    except BaseException:
-        if not jax.distributed.is_initialized():
-            raise
-        if word := told():  # what failed here is what the other one was needed for
-            code = repeat(word)
-        else:
-            traceback.print_exc()
-            code = 1
-    if code not in (0, errors.Preempted.exit_code) and jax.distributed.is_initialized():
-        leave(code)
-    return code
+# --- words between processes, which take no devices -------------------------------------------------------------------
 
 
 def several() -> bool:
@@ -286,51 +173,85 @@ def several() -> bool:
     return joined.is_set() and global_state.client is not None and global_state.num_processes > 1
 
 
-def tell(error: BaseException) -> None:
-    """Says to the other processes that this one ends."""
+def leader() -> str:
+    """Host and port of process 0."""
+    return global_state.coordinator_address
+
+
+def first_problem(what: str, problem: str | None) -> str | None:
+    """What the first process has to say that has a problem, the same on all; None where there is none."""
+    if not several():
+        return problem
+    said = exchange(what, problem or "", PATIENCE_S)
+    return next((f"process {i}: {text}" for i, text in enumerate(said) if text), None)
+
+
+def exchange(what: str, text: str, seconds: int) -> list[str]:
+    """What every process says, by process; all must call it, in the same order. It takes no devices.
+
+    Raises:
+      UserError: not all said it within `seconds`; the error names those who did not.
+    """
+    if not several():
+        return [text]
+    client, number, own = global_state.client, next(exchanges), global_state.process_id
+    said = say(f"vit_jax/{number}", text, seconds)
+    if len(said) == global_state.num_processes:
+        client.key_value_delete(f"vit_jax/{number - 1}/{own}")  # all have read it: they are here
+        return [said[i] for i in range(global_state.num_processes)]
+    missing = ", ".join(str(i) for i in range(global_state.num_processes) if i not in said)
+    raise UserError(
+        f"process {missing} of {global_state.num_processes} did not come to {what} within {seconds} s: see what they "
+        f"say; at the start, {TIMEOUT}=SECONDS waits longer"
+    )
+
+
+def to_leader(what: str, text: str, seconds: int) -> list[str] | None:
+    """Like `exchange`, where process 0 alone gets what all say, and the others None: for what is long."""
+    if not several():
+        return [text]
+    key = f"vit_jax/leader/{next(letters)}"
+    global_state.client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
+    exchange(what, "", seconds)
+    if global_state.process_id:
+        return None
+    found = {int(name.rsplit("/", 1)[1]): value[1:] for name, value in global_state.client.key_value_dir_get(key)}
+    global_state.client.key_value_delete(key)
+    return [found[i] for i in range(global_state.num_processes)]
+
+
+def announce(key: str) -> None:
+    """Sets a key for `meet`."""
+    if several():
+        global_state.client.key_value_set(key, "", allow_overwrite=True)
+
+
+def meet(key: str, seconds: float, unless: str) -> None:
+    """Waits for all processes at a key, which may be used again, as long as none of them has announced `unless`.
+
+    Raises:
+      RuntimeError: one has, or not all came within `seconds`.
+    """
     if not several():
         return
-    code = getattr(error, "exit_code", UserError.exit_code if errors.storage_problem(error) else 1)
-    word = dict(process=global_state.process_id, code=code, error=one_line(error)[:1000] or type(error).__name__)
-    try:
-        global_state.client.key_value_set(FAILURE, json.dumps(word))
-    except Exception as problem:  # another was first, or process 0 is gone
-        log.debug("not told: %s", problem)
+    client, end, own, number = global_state.client, time.monotonic() + seconds, global_state.process_id, meetings[key]
+    meetings[key] += 1
+    here = f"vit_jax/meet/{key}/{number}"
+    client.key_value_set(f"{here}/{own}", "")
+    while len(client.key_value_dir_get(here)) < global_state.num_processes:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has announced it
+            client.key_value_try_get(unless)
+            raise RuntimeError("another process failed")
+        if time.monotonic() > end:
+            raise RuntimeError(f"not all processes came to {key} within {seconds:.0f} s")
+        time.sleep(MEET_S)
+    client.key_value_delete(f"vit_jax/meet/{key}/{number - 1}/{own}")  # nobody looks there any more: all are here
 
 
-def told() -> dict | None:
-    """What another process said with `tell`, if one did."""
-    try:
-        word = json.loads(global_state.client.key_value_try_get(FAILURE)) if several() else None
-    except Exception:  # nothing was said, or process 0 is gone
-        return None
-    return word if word and word["process"] != global_state.process_id else None
-
-
-def repeat(word: dict) -> int:
-    """Says why this process ends, too, on stderr and in its log; returns the exit code."""
-    line = f"process {word['process']} of the job stopped: {word['error']}"
-    print(f"error: {line}", file=sys.stderr)
-    if log.hasHandlers():
-        log.error(line, extra=dict(file_only=True))
-    return word["code"]
-
-
-def watch() -> None:
-    """Ends this process soon after another has said that it failed."""
-    while not (word := told()):
-        time.sleep(POLL_S)
-    time.sleep(POLL_S)  # where all fail alike, each may say so itself
-    if several():
-        leave(repeat(word))
-
-
-def leave(code: int) -> None:
-    """Ends this process with `code` and without waiting for the others, process 0 last."""
-    waits = several() and global_state.process_id == 0
-    joined.clear()  # nothing more is told or repeated
-    if waits:
-        time.sleep(LINGER_S)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+def say(key: str, text: str, seconds: int) -> dict[int, str]:
+    """What the processes say under a key, which is used once, by process; those that come too late are left out."""
+    client = global_state.client
+    client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came
+        client.wait_at_barrier(key, 1000 * seconds)
+    return {int(name.rsplit("/", 1)[1]): value[1:] for name, value in client.key_value_dir_get(key)}

@@ -6,33 +6,36 @@ python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE
 import dataclasses
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from vit_jax import (
     adapt,
-    checkpoint,
+    agreement,
     chips,
     errors,
-    layout,
     metrics,
     optim,
     perf,
+    preemption,
     preprocess,
-    pretrained,
     processes,
     sharding,
+    soundness,
     step,
     summary,
+    watch,
     workdir,
 )
 from vit_jax import config as configs
+from vit_jax import state as states
+from vit_jax.checkpointer import Checkpointer
 from vit_jax.data import catalog
-from vit_jax.errors import Preempted, UserError
+from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.evaluators import classification
 from vit_jax.models import classifier, create
 
@@ -57,15 +60,23 @@ def open_training_data(config):
     return source, catalog.found(config, source)
 
 
-def training_batches(config, mesh, source, start: int, total_steps: int):
+def training_batches(config, mesh, source, start: int, total_steps: int, folder: epath.Path):
     """Global batches on the mesh from step `start` on, and the pipeline behind them."""
     from vit_jax.data import pipeline, to_device
 
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)
     host = pipeline.train_pipeline(config, source, rows, total_steps)
+    host.bad.list_in(folder, "train")
     batches = host.batches(start)
     return to_device.to_device(batches, mesh, rows, size, config.data.prefetch, host.stages), host
+
+
+def batch_ids(config, source) -> Callable[[int], list[int]]:
+    """f(update, counted from 1) -> ids of the examples of its global batch."""
+    from vit_jax.data import order
+
+    return lambda number: order.ids(config, source.parts, number - 1)
 
 
 def plan_steps(config, num_examples: int) -> int:
@@ -119,76 +130,24 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         prng=config.prng,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
+        max_skipped=config.max_skipped,
     )
     options = chips.compiler_options(mesh.devices.flat[0].platform)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings(abstract), None), compiler_options=options)
-
-
-# --- state: shapes first, then placed; nothing is ever whole on one device --------------------------------------------
-
-
-def init_state(config, model, tx) -> step.TrainState:
-    """A fresh state; traceable. The loop layout is initialised first, so that scan changes no number."""
-    params = model.with_scan(False).init(jax.random.key(config.seed), jnp.zeros((1, *model.image_size, 3)))["params"]
-    params = layout.relayout(params, model.scan, jnp.stack)
-    return step.create_state(params, tx, config.optim.ema_decay)
-
-
-def abstract_state(config, model, tx, mesh) -> step.TrainState:
-    """Shapes, dtypes and shardings of the state, without memory."""
-    shapes = jax.eval_shape(lambda: init_state(config, model, tx))
-    place = sharding.param_specs(shapes, mesh, config.mesh.zero)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place)
-
-
-def shardings(abstract):
-    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
-
-
-def as_dict(state: step.TrainState) -> dict:
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-
-
-def resumed_state(config, model, tx, mesh, abstract, checkpointer) -> tuple[int, step.TrainState] | None:
-    """The newest checkpoint of this workdir as (step, state), brought to this mesh and layer layout, or None."""
-
-    def saved_as(meta):
-        return as_dict(abstract_state(config, model.with_scan(meta["model"].get("scan", False)), tx, mesh))
-
-    if (restored := checkpointer.restore(saved_as)) is None:
-        return None
-    number, state = restored
-    place = shardings(as_dict(abstract))
-    change = functools.partial(layout.relayout, scan=model.scan, stack=jnp.stack)
-    return number, step.TrainState(**jax.jit(change, out_shardings=place)(state))
-
-
-def pretrained_state(config, model, tx, abstract) -> step.TrainState:
-    """A state that starts from the weights of `config.init_from`, with a new head."""
-    weights = pretrained.read(config.init_from, image_size=config.image_size)
-    adapt.check_same_function(weights, model)
-    params = layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
-    params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
-    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
-    return jax.jit(create, out_shardings=shardings(abstract))(params)
-
-
-def start_state(config, model, tx, mesh, abstract, checkpointer) -> tuple[int, step.TrainState]:
-    """Resumes the run if it has a checkpoint, else starts from `init_from`, else from the seed."""
-    if resumed := resumed_state(config, model, tx, mesh, abstract, checkpointer):
-        return resumed
-    if config.init_from:
-        return 0, pretrained_state(config, model, tx, abstract)
-    return 0, jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
+    return jax.jit(
+        train_step, donate_argnums=0, out_shardings=(states.shardings(abstract), None), compiler_options=options
+    )
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def open_evals(
-    config, mesh, class_names: tuple[str, ...], num_classes: int
+    config, mesh, class_names: tuple[str, ...], num_classes: int, folder: epath.Path | None = None
 ) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
-    """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start."""
+    """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start.
+
+    `folder`: where examples that are skipped are listed.
+    """
     from vit_jax.data import eval_cache, pipeline, source, sources, to_device
 
     def batches(decoded, rows, size):
@@ -205,6 +164,8 @@ def open_evals(
         rows = sharding.local_rows(mesh, size)
         common = (config.image_size, config.data.on_corrupt, config.data.threads)
         host = pipeline.eval_pipeline(data, examples, rows, size, *common)
+        if folder is not None:
+            host.bad.list_in(folder, f"evals.{name}")
         opened[name] = EVALUATORS[entry.type], functools.partial(batches, cache.batches(host), rows, size)
     return opened
 
@@ -216,12 +177,12 @@ def make_eval_step(config, model) -> Callable:
     return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes, model.normalize))
 
 
-def run_evals(evals, eval_step, params, wanted: Callable[[str], bool]) -> dict[str, float]:
-    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now."""
+def run_evals(evals, eval_step, params, wanted: Callable[[str], bool], until: Callable = iter) -> dict[str, float]:
+    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now; `until`: passes their batches on."""
     scalars = {}
     for name in filter(wanted, evals):
         evaluate, batches = evals[name]
-        result = evaluate(eval_step, params, batches())
+        result = evaluate(eval_step, params, until(watch.each(batches(), f"evaluation {name}")))
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
         log.info("eval %s: top1 %.4f, loss %.4f, %d examples", name, result["top1"], result["loss"], result["count"])
     return scalars
@@ -240,9 +201,10 @@ class Run:
     train_step: Callable
     eval_step: Callable
     evals: dict
-    checkpointer: checkpoint.Checkpointer
+    checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: perf.StepTimer
+    skipped: soundness.SkippedUpdates
     meta: dict
 
     def loop(self, first: int, state: step.TrainState, batches, host) -> None:
@@ -250,40 +212,67 @@ class Run:
         config, total, timer, number = self.config, self.total_steps, self.timer, first
         profiler = perf.ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
         bar = metrics.ProgressBar(total, first)
-        request, stalls = checkpoint.SaveRequest(), {}
+        request, stop = preemption.SaveRequest(), False
+        step_metrics, scalars, stalls = {}, {}, {}
         log.info("training from step %d", first)
         try:
             for number in range(first + 1, total + 1):
+                watch.place.begin(f"step {number}")
                 profiler.before_step(number)
                 state, step_metrics = timer.step(self.train_step, state, timer.next_batch(batches))
                 bar.advance(number)
-                stop, scalars = request.due(number), {}
+                stop, scalars = request.due(), {}
                 if due(number, config.log_every, total):
-                    scalars |= timer.report() | metrics.fetch(number, step_metrics) | {"data/skipped": len(host.bad)}
+                    scalars |= timer.report() | self.look(number, step_metrics) | {"data/skipped": len(host.bad)}
                     bar.report(number, scalars)
                     if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
                         log.warning(waiting)
-                saving = stop or due(number, config.checkpoint.every, total)
-                scalars |= self.evaluate(number, state, saving and not stop)
+                saving = due(number, config.checkpoint.every, total)
+                try:
+                    scalars |= self.evaluate(number, state, saving, request.until_due)
+                except preemption.Interrupted:
+                    stop = True
+                if stop:
+                    break
                 if scalars:  # written before the save: a kill between them loses no line
-                    self.writer.write(number, scalars | stalls)
+                    self.write(number, scalars | stalls)
                     stalls = {}
                 if saving:
                     stalls = self.save(number, state, step_metrics, scalars)
-                if stop:
-                    break
-            with timer.aside("checkpoints"):
-                self.checkpointer.wait()
+            if stop:  # there is little time: save first
+                self.save(number, state, step_metrics, {})
+            self.settle(number, state, step_metrics, scalars)
+            if stop and (scalars := scalars | self.evaluate(number, state, False)):
+                self.write(number, scalars | stalls)
         finally:
             profiler.stop()
             bar.close()
         metrics.show_summary(self.folder, timer.totals())
-        if number < total:
+        if stop and number < total:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
+        if in_row := int(state.skipped_in_row):
+            counts = {"train/skipped_steps": state.skipped_steps, "train/skipped_in_row": in_row}
+            self.look(number, step_metrics if number > first else {"train/loss": math.nan, **counts}, at_end=True)
         log.info("done: %d steps, results in %s", total, self.folder)
 
-    def evaluate(self, number: int, state: step.TrainState, saving: bool) -> dict[str, float]:
+    def look(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
+        """The metrics of a step, which may end the run."""
+        scalars = metrics.fetch(step_metrics)
+        self.skipped.look(number, scalars, at_end)
+        return scalars
+
+    def write(self, number: int, scalars: dict[str, float]) -> None:
+        self.checkpointer.poll()
+        self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
+
+    def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> None:
+        """Waits for the last save, and tries it again where it failed: no later state will stand for this one."""
+        with self.timer.aside("checkpoints"):
+            while not self.checkpointer.wait():
+                self.save(number, state, step_metrics, scalars)
+
+    def evaluate(self, number: int, state: step.TrainState, saving: bool, until: Callable = iter) -> dict[str, float]:
         """Runs what is due; a checkpoint that is ranked by a metric has it measured."""
         ranked = self.config.checkpoint.keep_best
 
@@ -294,13 +283,19 @@ class Run:
         if not any(map(wanted, self.evals)):
             return {}
         with self.timer.aside("evaluation"):
-            return run_evals(self.evals, self.eval_step, step.eval_params(state), wanted)
+            return run_evals(self.evals, self.eval_step, step.eval_params(state), wanted, until)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
-        metrics.fetch(number, step_metrics)
+        watch.place.begin(f"the save of step {number}")
+        self.look(number, step_metrics)
+        if not states.is_finite(state):
+            raise NegativeResult(
+                f"the state after step {number} is not finite, though loss and gradients were: it is not saved, and "
+                "earlier checkpoints are sound; lower optim.lr"
+            )
         with self.timer.aside("checkpoints"):
-            return {"checkpoint/stall_s": self.checkpointer.save(number, as_dict(state), self.meta, scalars)}
+            return self.checkpointer.save(number, states.as_dict(state), self.meta, scalars)
 
 
 def train(config, folder: epath.Path) -> None:
@@ -312,25 +307,26 @@ def train(config, folder: epath.Path) -> None:
     model = make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
-    evals = open_evals(config, mesh, facts.class_names, facts.num_classes)
+    evals = open_evals(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
-    processes.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    agreement.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
     peak = chips.peak_flops(jax.devices()[0].device_kind)
     timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak, jax.device_count())
-    abstract = abstract_state(config, model, tx, mesh)
+    abstract = states.abstract_state(config, model, tx, mesh)
     train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_step = make_eval_step(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
-    with jax.set_mesh(mesh), checkpoint.Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
-        first, state = start_state(config, model, tx, mesh, abstract, checkpointer)
+    skipped = soundness.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
+    with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
+        first, state = states.start_state(config, model, tx, mesh, abstract, total_steps, checkpointer)
         workdir.claim(folder, config, source.fingerprint)
-        batches, host = training_batches(config, mesh, source, first, total_steps)
+        batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:
-            run = Run(config, folder, total_steps, train_step, eval_step, evals, checkpointer, writer, timer, meta)
-            run.loop(first, state, batches, host)
+            parts = (train_step, eval_step, evals, checkpointer, writer, timer, skipped, meta)
+            Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
 
 
 def dry_run(config) -> None:
@@ -373,7 +369,7 @@ def main(argv: list[str]) -> int:
         with metrics.logging_to(folder):
             train(config, folder)
 
-    return processes.run(work, args.debug)
+    return watch.run(work, args.debug)
 
 
 if __name__ == "__main__":
