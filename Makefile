@@ -2,7 +2,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := demo
 
-.PHONY: demo test plans
+.PHONY: demo test plans faults
 
 demo: .venv/installed
 	.venv/bin/python -m vit_jax.demo
@@ -10,6 +10,10 @@ demo: .venv/installed
 test: .venv/installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
+
+# Tries to lose a run in a thousand ways, which takes three quarters of an hour of two cores.
+faults: .venv/installed
+	PYTHONPATH=.:tests .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
 
 # Compiles every recipe of configs/pods.py for its pod, which takes an hour of two cores.
 plans: .venv/installed
