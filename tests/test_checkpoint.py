@@ -1,7 +1,6 @@
 """Saves that fail, and which checkpoints are kept."""
 
 import json
-import logging
 import resource
 
 import jax
@@ -52,7 +51,6 @@ def test_the_best_by_a_metric_is_kept_also_by_another_one_after_a_restart(tmp_pa
 
 def test_a_save_that_fails_is_told_counted_and_followed_by_others(tmp_path, caplog):
     """The folder turns into a file, and is there again later."""
-    logging.getLogger("vit_jax").propagate = True
     home, away = tmp_path / "checkpoints", tmp_path / "away"
     with Checkpointer(home, settings()) as checkpointer:
         checkpointer.save(1, state(1), {}, {})
