@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import shutil
+import warnings
 
 import jax
 import ml_collections
@@ -92,7 +93,8 @@ def read(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     """A sound state by names of leaves, read without our code."""
     import orbax.checkpoint as ocp
 
-    tree = ocp.PyTreeCheckpointer().restore(folder / str(step) / "state")
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the topology, which is the same
+        tree = ocp.PyTreeCheckpointer().restore(folder / str(step) / "state")
     return {key: np.asarray(value) for key, value in flatten(tree).items()}
 
 
@@ -212,7 +214,9 @@ def damaged_images(chance: random.Random, folder: pathlib.Path, count: int) -> d
         usable = KINDS[kind][2]
         expect(usable is None or usable == (path in after), f"{kind}: {path} is {bad.get(path, 'used')}")
         if path in after and usable:
-            wanted = np.asarray(Image.open(path).convert("RGB").resize((16, 16), Image.Resampling.BILINEAR), np.float32)
+            with Image.open(path) as image:
+                wanted = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
+            wanted = np.asarray(wanted, np.float32)
             off = np.abs(np.asarray(after[path], np.float32) - wanted).mean()
             expect(kind == "16-bit" or off < 40, f"{kind}: {path} is off by {off:.0f} levels on average")
         expect(path in after or len(bad[path].splitlines()) <= 1, bad.get(path))
