@@ -11,7 +11,7 @@ test: .venv/installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
-# Tries to lose a run in a thousand ways, which takes three quarters of an hour of two cores.
+# Tries to lose a run in a thousand ways, which takes half an hour of two cores.
 faults: .venv/installed
 	PYTHONPATH=.:tests .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
 
