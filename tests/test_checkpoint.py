@@ -2,6 +2,8 @@
 
 import json
 import resource
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +69,25 @@ def test_a_save_that_fails_is_told_counted_and_followed_by_others(tmp_path, capl
         checkpointer.save(4, state(4), {}, {})
         assert checkpointer.wait() and (checkpointer.failures, checkpointer.failures_in_row) == (2, 0)
         assert restored(checkpointer) == (4, 4.0)
+
+
+def test_what_orbax_has_still_under_way_prints_nothing_and_everything_else_does(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    checkpoint.silence_late_io()
+    checkpoint.silence_late_io()
+
+    async def late():
+        pass
+
+    ours = late()
+    ours.close()
+    theirs = types.SimpleNamespace(cr_code=types.SimpleNamespace(co_filename="/lib/orbax/checkpoint/serialization.py"))
+    told = [types.SimpleNamespace(object=thing, exc_value=OSError("broken")) for thing in (theirs, ours, None)]
+    told.append(types.SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed")))
+    for unraisable in told:
+        sys.unraisablehook(unraisable)
+    assert shown == told[1:3]
 
 
 def test_so_many_failures_in_a_row_are_an_error_and_the_last_checkpoint_stays(tmp_path):

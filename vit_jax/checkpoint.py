@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import jax
 import numpy as np
@@ -11,6 +12,21 @@ from etils import epath
 from vit_jax import integrity, processes
 from vit_jax.errors import UserError, one_line
 from vit_jax.memory import check_fits
+
+
+def silence_late_io() -> None:
+    """Orbax gives up its coroutines when a read or write fails; those still under way then print no traceback each."""
+    show = sys.unraisablehook
+    if show.__module__ == __name__:
+        return
+
+    def hook(unraisable):
+        code = getattr(unraisable.object, "cr_code", None)
+        is_late = code is not None and "orbax" in code.co_filename
+        if not is_late and str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def absolute(path) -> epath.Path:
@@ -127,6 +143,7 @@ def read_params(folder) -> dict:
     Raises:
       UserError: they can't be read, or are not as they were written.
     """
+    silence_late_io()
     path, checkpointer = epath.Path(folder) / "state", ocp.PyTreeCheckpointer()
     try:
         expected = sealed_facts(folder)[1]

@@ -16,7 +16,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.options import AsyncOptions, MultiprocessingOptions
 
 from vit_jax import integrity, processes
-from vit_jax.checkpoint import Unreachable, read_meta, read_state
+from vit_jax.checkpoint import Unreachable, read_meta, read_state, silence_late_io
 from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -24,19 +24,6 @@ log = logging.getLogger(__name__)
 FAILED_SAVE = "vit_jax/failed_save"  # announced by a process, so that the others do not wait for its part
 openings = itertools.count()  # of managers in this process; all count alike
 GRACE_S = 5  # for a save to end while one of several processes ends by an error
-
-
-def silence_late_io() -> None:
-    """Orbax closes its event loop when a read or write fails; those still under way then print no traceback each."""
-    show = sys.unraisablehook
-    if show.__module__ == __name__:
-        return
-
-    def hook(unraisable):
-        if str(unraisable.exc_value) != "Event loop is closed":
-            show(unraisable)
-
-    sys.unraisablehook = hook
 
 
 class KeepBest:
