@@ -74,9 +74,8 @@ class Checkpointer:
         failed = f"{FAILED_SAVE}/{self.opened}"
 
         def meet(key: str, timeout_ms: int) -> None:
-            if processes.several() and (
-                error := sys.exception()
-            ):  # of this process, for which the others need not wait
+            error = sys.exception()  # of this process, for which the others need not wait
+            if error and processes.several():
                 processes.announce(failed)
                 raise error
             processes.meet(key, timeout_ms / 1000, unless=failed)
