@@ -1,9 +1,11 @@
 """Saves that fail, and which checkpoints are kept."""
 
+import gc
 import json
 import resource
 import sys
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -132,3 +134,20 @@ def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
         assert (tmp_path / "metrics.jsonl").stat().st_size == size
         writer.write(4, {"a": 0.4})
     assert [(line["step"], line["a"]) for line in metric_lines(tmp_path)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+
+
+def test_a_write_that_is_given_up_prints_nothing():
+    """Orbax leaves coroutines behind where a save fails; Python would tell of them after the error, at the end."""
+
+    def async_serialize_from_host():
+        async def write_fragment():
+            pass
+
+        return write_fragment()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint.silence_late_io()
+        async_serialize_from_host()
+        gc.collect()
+    assert not caught

@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import warnings
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from vit_jax.memory import check_fits
 
 def silence_late_io() -> None:
     """Orbax gives up its coroutines when a read or write fails; those still under way then print no traceback each."""
+    warnings.filterwarnings("ignore", r"coroutine '.*async_\w*serialize.* was never awaited", RuntimeWarning)
     show = sys.unraisablehook
     if show.__module__ == __name__:
         return

@@ -180,7 +180,7 @@ def pixels_of(root: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[int, str]
     from vit_jax.data import pipeline, sources
 
     source = sources.open_source(f"folder:{root}", "train", "")
-    data = ml_collections.ConfigDict(dict(crop="resize"))
+    data = ml_collections.ConfigDict(dict(crop="resize", method=""))
     rows = np.arange(50)
     host = pipeline.eval_pipeline(data, source, rows, 50, 16, "skip")
     found = {}
