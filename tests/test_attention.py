@@ -158,7 +158,7 @@ def test_the_platform_is_that_of_the_mesh():
     with jax.sharding.use_abstract_mesh(mesh):
         assert kernels.platform() == "tpu"
         found = jax.eval_shape(
-            lambda x: kernels.attention(x, x, x, jnp.float32), inputs(600, 64, 4, dtype=jnp.bfloat16)[0]
+            lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32), inputs(600, 64, 4, dtype=jnp.bfloat16)[0]
         )
         assert found.shape == (4, 600, 2, 64)
 

@@ -47,7 +47,7 @@ def placed(mesh, shape, dtype, *axes):
 )
 def test_auto_takes_splash_which_every_device_computes_alone(devices, length, width, dtype):
     mesh = sharding.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
-    function = lambda x: kernels.attention(x, x, x, jnp.float32)  # noqa: E731
+    function = lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32)  # noqa: E731
     program = compiled(function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv"))
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2

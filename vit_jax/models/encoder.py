@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import sharding
 from vit_jax.models import kernels
+from vit_jax.models.norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
 # What remat keeps of the forward pass; everything else is computed again in the backward pass. By the names to keep.
@@ -59,7 +60,7 @@ class LayerScale(nn.Module):
     @nn.compact
     def __call__(self, x):
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * gamma.astype(self.dtype)
+        return x * gamma.astype(kernels.layer_dtype(self.dtype))
 
 
 class MlpBlock(nn.Module):
@@ -72,7 +73,8 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, noise=None):
-        dense = lambda features: nn.Dense(features, dtype=self.dtype, kernel_init=xavier, bias_init=small)  # noqa: E731
+        layer = dict(kernel_init=xavier, bias_init=small, **kernels.layer(self.dtype))
+        dense = lambda features: nn.Dense(features, **layer)  # noqa: E731
         width = x.shape[-1]
         x = checkpoint_name(sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp"), "hidden")
         x = dropout(GELUS[self.gelu](x), self.dropout, noise, 1, "mlp")
@@ -98,8 +100,10 @@ class HeadProjection(nn.Module):
 
         kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
-        kernel = kernels.gradient_as_is(kernel.astype(self.dtype).reshape(x.shape[-1], self.heads * self.kv))
-        y = x.astype(self.dtype) @ kernel + bias.astype(self.dtype).reshape(-1)
+        kernel = kernel.astype(kernels.layer_dtype(self.dtype)).reshape(x.shape[-1], self.heads * self.kv)
+        y = kernels.matmul(x, kernels.gradient_as_is(kernel), self.dtype) + bias.astype(
+            kernels.layer_dtype(self.dtype)
+        ).reshape(-1)
         return y.reshape(*x.shape[:-1], self.heads, self.kv)
 
 
@@ -135,9 +139,9 @@ class MultiHeadDotProductAttention(nn.Module):
             self.sow("intermediates", "weights", weights)
             y = kernels.weighted(weights, value)
         else:
-            y = kernels.attention(query, key, value, self.softmax_dtype, self.attention)
+            y = kernels.attention(query, key, value, self.dtype, self.softmax_dtype, self.attention)
         y = checkpoint_name(y, "attended")
-        return nn.DenseGeneral(width, axis=(-2, -1), dtype=self.dtype, kernel_init=xavier, name="out")(y)
+        return nn.DenseGeneral(width, axis=(-2, -1), kernel_init=xavier, name="out", **kernels.layer(self.dtype))(y)
 
 
 class EncoderBlock(nn.Module):
@@ -162,7 +166,7 @@ class EncoderBlock(nn.Module):
         def scale(name, y):
             return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
 
-        norm = lambda name: nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)  # noqa: E731
+        norm = lambda name: LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name=name)  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
         if position is not None:
@@ -255,7 +259,7 @@ class Encoder(nn.Module):
                 x = layer(x, jax.tree.map(lambda leaf, i=i: leaf[i], noise), position)
         if not self.final_norm:
             return x
-        return nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="encoder_norm")(x)
+        return LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name="encoder_norm")(x)
 
 
 class MAPHead(nn.Module):
@@ -275,6 +279,6 @@ class MAPHead(nn.Module):
         probe = jnp.tile(probe, (x.shape[0], 1, 1))
         fields = dict(dtype=self.dtype, softmax_dtype=self.softmax_dtype, attention=self.attention)
         x = MultiHeadDotProductAttention(self.num_heads, **fields, name="MultiHeadDotProductAttention_0")(probe, x)
-        y = nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="LayerNorm_0")(x)
+        y = LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name="LayerNorm_0")(x)
         y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
         return (x + y)[:, 0]

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax import sharding
 from vit_jax.errors import UserError
+from vit_jax.models import products
 from vit_jax.models.attention import blockwise, cudnn, splash
 
 # Ways to compute attention; `choose` resolves "auto".
@@ -157,6 +158,40 @@ def choose(wanted: str, query, key, platform: str) -> str:
     return {"tpu": "splash", "cuda": "blockwise" if refused else "cudnn"}.get(platform, "blockwise")
 
 
+def operands_alone(dtype) -> bool:
+    """Whether only the operands of products are bfloat16 where a layer's `dtype` is: on CPUs.
+
+    They have instructions for such products, and none for other arithmetic of bfloat16.
+    """
+    return dtype == jnp.bfloat16 and platform() == "cpu"
+
+
+def layer(dtype) -> dict:
+    """What flax's layers of that dtype are made with: `dtype` and, where it is not theirs, `dot_general`."""
+    if operands_alone(dtype):
+        return dict(dtype=jnp.float32, dot_general=products.dot_general)
+    return dict(dtype=dtype)
+
+
+def patch_layer(dtype) -> dict:
+    """What flax's convolution that embeds patches is made with."""
+    if operands_alone(dtype):
+        return dict(dtype=jnp.float32, conv_general_dilated=products.patches)
+    return dict(dtype=dtype)
+
+
+def layer_dtype(dtype):
+    """Of the arithmetic between products, and of the residual stream."""
+    return layer(dtype)["dtype"]
+
+
+def matmul(x, kernel, dtype):
+    """[..., in] @ [in, out] -> [..., out] in `layer_dtype`."""
+    if operands_alone(dtype):
+        return products.matmul(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)
+    return x.astype(dtype) @ kernel
+
+
 def on_every_device(function, *arrays):
     """Calls `function` with each device's own examples and heads of arrays [batch, length, heads, kv].
 
@@ -176,12 +211,13 @@ def on_every_device(function, *arrays):
     return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
 
 
-def attention(query, key, value, softmax_dtype, wanted: str = "auto"):
+def attention(query, key, value, dtype, softmax_dtype, wanted: str = "auto"):
     """Multi-head attention, by the way that `choose` names.
 
     Args:
       query: [batch, length, heads, kv].
       key, value: [batch, other, heads, kv].
+      dtype: of the operands of its products.
       softmax_dtype: of einsum's softmax; the other ways compute it in float32.
       wanted: a name of `ATTENTIONS`.
 
@@ -189,6 +225,8 @@ def attention(query, key, value, softmax_dtype, wanted: str = "auto"):
       [batch, length, heads, kv].
     """
     chosen = choose(wanted, query, key, platform())
+    if chosen == "einsum" and platform() == "cpu":
+        return products.attention(scaled(query), key, value, jnp.dtype(dtype))
     if chosen == "einsum":
         return einsum(scaled(query), key, value, jnp.dtype(softmax_dtype))
     return on_every_device(LINEAR_MEMORY[chosen], query, key, value)

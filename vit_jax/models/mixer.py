@@ -6,8 +6,9 @@ import jax.numpy as jnp
 
 from vit_jax import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder
+from vit_jax.models import encoder, kernels
 from vit_jax.models.classifier import Classifier
+from vit_jax.models.norm import LayerNorm
 
 
 class MlpBlock(nn.Module):
@@ -18,8 +19,9 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        y = sharding.constrain(nn.Dense(self.mlp_dim, dtype=self.dtype)(x), "batch", None, "mlp")
-        return nn.Dense(x.shape[-1], dtype=self.dtype)(nn.gelu(y, approximate=True))
+        layer = kernels.layer(self.dtype)
+        y = sharding.constrain(nn.Dense(self.mlp_dim, **layer)(x), "batch", None, "mlp")
+        return nn.Dense(x.shape[-1], **layer)(nn.gelu(y, approximate=True))
 
 
 class MixerBlock(nn.Module):
@@ -32,10 +34,12 @@ class MixerBlock(nn.Module):
     @nn.compact
     def __call__(self, x, noise=None):
         """`noise`: dict of the layer's droppath rate and key, or None."""
-        y = nn.LayerNorm(dtype=self.dtype, name="LayerNorm_0")(x).swapaxes(1, 2)  # [batch, embed, length]
+        y = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="LayerNorm_0")(x).swapaxes(
+            1, 2
+        )  # [batch, embed, length]
         y = MlpBlock(self.tokens_mlp_dim, self.dtype, name="token_mixing")(y).swapaxes(1, 2)
         x = x + encoder.droppath(y, noise, 0)
-        y = nn.LayerNorm(dtype=self.dtype, name="LayerNorm_1")(x)
+        y = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="LayerNorm_1")(x)
         y = MlpBlock(self.channels_mlp_dim, self.dtype, name="channel_mixing")(y)
         x = sharding.constrain(x + encoder.droppath(y, noise, 1), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
@@ -85,7 +89,8 @@ class MlpMixer(Classifier):
     @nn.compact
     def __call__(self, image, train: bool = False):
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
-        x = nn.Conv(self.width, self.patch_size, self.patch_size, padding="SAME", dtype=self.dtype, name="stem")(x)
+        layer = kernels.patch_layer(self.dtype)
+        x = nn.Conv(self.width, self.patch_size, self.patch_size, padding="SAME", name="stem", **layer)(x)
         batch, *grid, _ = x.shape
         self.check_tokens(tuple(grid))
         x = sharding.constrain(x.reshape(batch, grid[0] * grid[1], self.width), "batch", "length", "embed")
@@ -96,7 +101,7 @@ class MlpMixer(Classifier):
             noise = dict(key=jax.random.fold_in(key, i), droppath=rate) if key is not None else None
             block = MixerBlock(self.tokens_mlp_dim, self.channels_mlp_dim, self.dtype, name=f"MixerBlock_{i}")
             x = block(x, noise)
-        x = nn.LayerNorm(dtype=self.dtype, name="pre_head_layer_norm")(x)
+        x = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="pre_head_layer_norm")(x)
         self.sow("intermediates", "encoded", x)
         x = x.mean(axis=1)
         self.sow("intermediates", "pre_logits", x)

@@ -24,9 +24,10 @@ class Job:
     """What a config would be on a pod: shapes and places alone."""
 
     config: Any
-    chip: chips.Tpu
+    chip: chips.Tpu | None  # None: the devices at hand
     mesh: Mesh
     model: Any
+    optimizer: Any
     num_examples: int
     total_steps: int
     state: Any  # of ShapeDtypeStructs with shardings
@@ -63,7 +64,8 @@ def remake(job: Job, config) -> Job:
     return on_devices(config, job.chip, job.mesh.devices.reshape(-1).tolist())
 
 
-def on_devices(config, chip: chips.Tpu, devices: list) -> Job:
+def on_devices(config, chip: chips.Tpu | None, devices: list) -> Job:
+    """What a config is on those devices, which may be described ones."""
     facts = catalog.declared(config)
     total_steps = train.plan_steps(config, facts.num_examples)
     mesh = sharding.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
@@ -75,7 +77,7 @@ def on_devices(config, chip: chips.Tpu, devices: list) -> Job:
         state = states.abstract_state(config, model, tx, mesh)
     batch = to_device.abstract_batch(mesh, config.data.batch_size, config.image_size)
     train_step = train.make_train_step(config, mesh, model, tx, schedule, state)
-    return Job(config, chip, mesh, model, facts.num_examples, total_steps, state, batch, train_step)
+    return Job(config, chip, mesh, model, tx, facts.num_examples, total_steps, state, batch, train_step)
 
 
 def compile_job(job: Job) -> Compiled:
@@ -88,10 +90,14 @@ def compile_job(job: Job) -> Compiled:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(time.perf_counter() - start, constraints, needed_bytes(error), None)
+    return Compiled(time.perf_counter() - start, constraints, total_bytes(compiled), Program(compiled.as_text()))
+
+
+def total_bytes(compiled) -> int:
+    """Memory of one device while a compiled step runs: state, batch, and what it holds meanwhile."""
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    return Compiled(time.perf_counter() - start, constraints, total, Program(compiled.as_text()))
+    return total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
 def needed_bytes(error: Exception) -> float:
