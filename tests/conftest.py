@@ -9,6 +9,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compilation; what is compared are numbers, not speed.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # every test compiles what it tests
 
 import numpy as np
 import pytest

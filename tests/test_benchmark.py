@@ -1,11 +1,17 @@
-"""The benchmark of the input pipeline: what it reports, and what it refuses."""
+"""The benchmarks: what they report, and what they refuse."""
 
 import json
+import math
+import os
+import subprocess
+import sys
 
+import jax
 import pytest
-from conftest import last_error
+from conftest import last_error, metric_lines
 
-from vit_jax import benchmark, chips
+from vit_jax import adapt, benchmark, chips, perf, train, user_cache
+from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
 
 
@@ -53,3 +59,83 @@ def test_topologies():
 def test_wrong_arguments_are_one_line(arguments, message, tiny, capsys):
     assert benchmark.main(["data", f"--config={tiny}", *arguments]) == 2
     assert message in last_error(capsys)
+
+
+def rows_of(path) -> dict[tuple[str, str], dict]:
+    return {(row["name"], row["unit"]): row for row in json.loads(path.read_text())}
+
+
+def test_the_step_of_several_models(tiny, tmp_path):
+    """MFU is what images/s, analytic FLOPs and the measured product make of it."""
+    path = tmp_path / "out.json"
+    arguments = [f"--config={tiny}", f"--json={path}", "--models=Ti/4:16,Ti/2:8", "--steps=2", "--runs=2"]
+    assert benchmark.main(["step", *arguments]) == 0
+    found = rows_of(path)
+    product = 1e12 * found["product of bfloat16 matrices, one device", "TFLOP/s"]["median"]
+    config = configs.load(str(tiny))
+    for variant, images, patches in (("Ti/4", 16, 4), ("Ti/2", 8, 16)):
+        name = f"{variant}, {images} images"
+        with config.unlocked():
+            config.model.variant = variant
+        model = train.make_model(config, 10)
+        assert math.prod(model.grid) == patches
+        speed = found[f"{name}: training", "images/s"]["runs"]
+        flops = 3 * perf.model_flops(model) / jax.device_count()
+        mfu = found[f"{name}: of the peak in products", "MFU"]["runs"]
+        assert len(mfu) == 2 and mfu == pytest.approx([one * flops / product for one in speed])
+        memory = found[f"{name}: memory of the step, per device", "MiB"]["median"]
+        params = sum(leaf.size for leaf in jax.tree.leaves(adapt.abstract_params(model)))
+        assert memory > 3 * 4 * params / 2**20  # parameters and Adam's two moments at least
+        assert found[f"{name}: inference", "images/s"]["median"] > 0
+        assert found[f"{name}: compilation", "s"]["median"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--models=Ti/16"], "'Ti/16' is not VARIANT:IMAGES, as Ti/16:16"),
+        (["--models=Ti/16:0"], "'Ti/16:0' is not VARIANT:IMAGES"),
+        (["--models=Ti/4:8,"], "'' is not VARIANT:IMAGES"),
+        (["--models=Ti/4:7"], "batch_size=7"),
+        (["--models=X/16:8"], "X/16"),
+        (["--steps=0"], "--steps=0 is too few: give 1 or more"),
+        (["--runs=0"], "--runs=0 is too few: give 1 or more"),
+        (["--config.image_size=-1"], "image_size"),
+    ],
+)
+def test_wrong_arguments_of_step_are_one_line(arguments, message, tiny, capsys):
+    assert benchmark.main(["step", f"--config={tiny}", *arguments]) == 2
+    assert message in last_error(capsys)
+
+
+def test_saving_and_restoring(tiny, tmp_path, capsys):
+    path, folder = tmp_path / "out.json", tmp_path / "saved"
+    arguments = ["checkpoint", f"--config={tiny}", f"--json={path}", f"--folder={folder}", "--runs=2"]
+    assert benchmark.main(arguments) == 0
+    rows = json.loads(path.read_text())
+    assert [row["unit"] for row in rows] == ["s", "s", "MiB/s", "s", "MiB/s"]
+    held, saved, speed = (row["runs"] for row in rows[:3])
+    assert all(0 < one <= other for one, other in zip(held, saved, strict=True))
+    size = [s * v for s, v in zip(saved, speed, strict=True)]
+    assert size == pytest.approx([size[0]] * 2)  # of the state, whatever the time
+    assert benchmark.main(arguments) == 2
+    assert f"--folder={folder} is not empty: name a new one" in last_error(capsys)
+
+
+@pytest.mark.slow
+def test_starting_fills_and_uses_the_cache_of_programs(tiny, tmp_path):
+    """A second run finds the programs of the first, compiles nothing of that size, and trains the same bits."""
+    path = tmp_path / "out.json"
+    assert benchmark.main(["startup", f"--config={tiny}", f"--json={path}", "--runs=1"]) == 0
+    assert len(json.loads(path.read_text())) == 6
+
+    cache, losses = tmp_path / "cache", []
+    environment = {key: value for key, value in os.environ.items() if key not in user_cache.JAX_VARIABLES}
+    environment |= dict(VIT_JAX_CACHE=str(cache), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS="")
+    for name in ("one", "two"):
+        command = [sys.executable, "-m", "vit_jax.train", f"--config={tiny}", f"--workdir={tmp_path / name}"]
+        command += ["--config.total_steps=3", "--config.log_every=1"]
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+        kept = sorted(file.name for file in (cache / "programs").iterdir() if file.name.endswith("-cache"))
+        losses.append((kept, [line["train/loss"] for line in metric_lines(tmp_path / name) if "train/loss" in line]))
+    assert losses[0] == losses[1] and any("train_step" in name for name in losses[0][0])

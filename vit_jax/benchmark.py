@@ -1,12 +1,14 @@
 """Measures a part of the framework with what a config says.
 
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16] [--against=big_vision --peer=DIR]
+python -m vit_jax.benchmark step|checkpoint|startup [--config=FILE.py[:ARG]] [--models=VARIANT:IMAGES,...]
 """
 
 import argparse
 import importlib
 import json
 import logging
+import pathlib
 import sys
 
 from rich.console import Console
@@ -15,15 +17,32 @@ from rich.table import Table
 from vit_jax import config as configs
 from vit_jax import errors, result_file
 
-PARTS = {"data": "the input pipeline, stage by stage, and what would feed a pod"}
-MODULES = {"data": "vit_jax.data.benchmark"}
+PARTS = {
+    "step": "the training step and inference: images/s, MFU, memory, compilation; without data",
+    "data": "the input pipeline, stage by stage, and what would feed a pod",
+    "checkpoint": "saving and restoring the state of a model",
+    "startup": "from a command to its first step, with an empty and a filled compilation cache, and to an error",
+}
+MODULES = {
+    "step": "vit_jax.step_benchmark",
+    "data": "vit_jax.data.benchmark",
+    "checkpoint": "vit_jax.checkpoint_benchmark",
+    "startup": "vit_jax.startup_benchmark",
+}
+DEFAULT = str(pathlib.Path(__file__).parent.parent / "configs/step.py")
 
 
 def add_arguments(part: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of one benchmark; declared here so that --help needs no TensorFlow."""
+    parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are told (default: %(default)s)")
+    if part == "step":
+        text = "one after the other, with the images of a step, as Ti/16:16,S/16:8; default: the config's"
+        parser.add_argument("--models", default="", metavar="VARIANT:IMAGES,...", help=text)
+        parser.add_argument("--steps", type=int, default=5, help="of each round (default: %(default)s)")
+    if part == "checkpoint":
+        parser.add_argument("--folder", metavar="DIR", help="where to save, local or gs://; default: a temporary one")
     if part == "data":
         parser.add_argument("--images", type=int, default=2048, help="of each measurement (default: %(default)s)")
-        parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are told")
         parser.add_argument("--topology", default="", metavar="CHIP:AxB", help="a pod to feed, as v5e:16x16")
         parser.add_argument("--mfu", type=float, default=0.5, help="share of its peak that the pod reaches")
         parser.add_argument("--against", default="", choices=["", "big_vision"], help="measure this in turn with ours")
@@ -46,7 +65,8 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="part", required=True, metavar="|".join(PARTS))
     for name, text in PARTS.items():
         part = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        part.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides")
+        wanted = dict(required=True) if name == "data" else dict(default=DEFAULT)
+        part.add_argument("--config", metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides", **wanted)
         add_arguments(name, part)
         part.add_argument("--json", metavar="FILE", help="write the result here: name, unit, median, runs of each")
         part.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -56,8 +76,10 @@ def main(argv: list[str]) -> int:
         config = configs.load(args.config, overrides)
         result_file.check(args.json)
         logging.getLogger("absl").setLevel(logging.ERROR)
+        if args.runs < 1:
+            raise errors.UserError(f"--runs={args.runs} is too few: give 1 or more")
         rows = importlib.import_module(MODULES[args.part]).run(config, args, overrides)
-        if args.alone:
+        if args.part == "data" and args.alone:
             return print(json.dumps(rows))
         Console().print(table(rows))
         result_file.write(args.json, rows)

@@ -1,5 +1,7 @@
 """Builds a model by name or by fields, whatever its architecture."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,6 +76,12 @@ def fields(model: Classifier) -> dict:
 
 def abstract_params(model: Classifier) -> dict:
     """The parameter tree of a model as ShapeDtypeStructs."""
+    return jax.tree.map(lambda shape: shape, traced(model))
+
+
+@functools.lru_cache(maxsize=8)
+def traced(model: Classifier) -> dict:
+    """As `abstract_params`, the same tree again for the same model: tracing twelve layers takes half a second."""
     if hasattr(model, "attention"):
         model = model.clone(attention="auto")  # shapes do not depend on it, and here is no platform to run it on
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)

@@ -1,0 +1,206 @@
+"""Training step and inference of ours beside big_vision, vision_transformer and timm, in turn, as ratios of medians.
+
+    python -m benchmarks.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE --markdown=FILE
+
+DIR is a checkout, PYTHON an interpreter that has torch and timm; who is not named is left out. Each implementation
+runs in a process of its own; per model all are started, warmed up, and then take turns of `--steps` steps. With
+`--alone`, as GPUs want whose memory one process takes, each turn is a fresh process that has the device for itself.
+The first step is counted from the start of the process; ours starts with the compilation cache filled.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CHILD = pathlib.Path(__file__).with_name("peer_steps.py")
+CPU_CASES = "Ti/16:16,S/16:8,B/16:4,32px/4:128"
+WARMUP = 2
+FIGURES = ("train images/s", "train MFU", "train core-ms/image", "infer images/s", "peak MiB", "first step, s")
+OURS = ("vit_jax bfloat16", "vit_jax float32")
+
+
+@dataclasses.dataclass
+class Contender:
+    """One implementation in one dtype, and what was measured of it."""
+
+    name: str
+    dtype: str
+    path: str = "-"
+    options: tuple[str, ...] = ()
+    python: str = sys.executable
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, self.dtype, *(option for option in self.options if option == "compile")])
+
+    def start(self, model: str, batch: int, cache: str) -> "Process":
+        words = [self.name, model, str(batch), self.dtype, self.path, *self.options]
+        root = {"PYTHONPATH": str(CHILD.parent.parent)} if self.name == "vit_jax" else {}
+        environment = os.environ | root | dict(BEGUN=str(time.time()), VIT_JAX_CACHE=cache)
+        return Process([self.python, str(CHILD), *words], environment)
+
+
+class Ended(Exception):
+    """A contender's process, as where a GPU's memory does not suffice."""
+
+
+class Process:
+    """A running contender."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]):
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
+        self.job = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self.ready = self.answer()
+
+    def answer(self) -> dict:
+        line = self.job.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise Ended(f"{' '.join(self.job.args)} ended: {self.log.read().strip()[-2000:]}")
+        return json.loads(line)
+
+    def run(self, what: str, count: int) -> dict:
+        print(f"{what} {count}", file=self.job.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> None:
+        self.job.communicate("end\n")
+        self.log.close()
+
+
+def contenders(args) -> list[Contender]:
+    found = [Contender("vit_jax", dtype, options=tuple(args.set)) for dtype in ("bfloat16", "float32")]
+    if args.big_vision:
+        found += [Contender("big_vision", dtype, args.big_vision) for dtype in ("float32", "bfloat16")]
+    if args.vision_transformer:
+        found += [Contender("vision_transformer", "float32", args.vision_transformer)]
+    if args.timm:
+        found += [Contender("timm", dtype, python=args.timm) for dtype in ("float32", "bfloat16")]
+        if args.compile:
+            found += [Contender("timm", "bfloat16", options=("compile",), python=args.timm)]
+    return [contender for contender in found if not args.only or contender.title in args.only.split(",")]
+
+
+def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
+    """One round of a contender; `facts` takes its figures."""
+    for what, count in dict(train=args.steps, infer=2 * args.steps).items():
+        if warm:
+            process.run(what, WARMUP)
+        found = process.run(what, count)
+        facts.setdefault(f"{what} images/s", []).append(batch / found["wall"])
+        facts.setdefault(f"{what} core-ms/image", []).append(1e3 * found["cpu"] / batch)
+        if what == "train":
+            facts["peak MiB"] = [found["peak_mib"]]
+            if args.peak:
+                flops = 3e9 * facts["forward GFLOP/image"][0]
+                facts.setdefault("train MFU", []).append(facts["train images/s"][-1] * flops / (1e12 * args.peak))
+
+
+def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
+    """{title: {figure: runs}} of one model, without who does not run."""
+    model, batch = case.rsplit(":", 1)
+    found, processes, flops = {}, {}, None
+
+    def start(contender: Contender) -> Process:
+        nonlocal flops
+        process = contender.start(model, int(batch), cache)
+        found[contender.title].setdefault("first step, s", []).append(process.ready["first_step"])
+        flops = flops or process.ready["flops"]  # of ours, which comes first: of the model, whoever computes it
+        found[contender.title]["forward GFLOP/image"] = [flops / 1e9] if flops else []
+        return process
+
+    def each(work) -> None:
+        for contender in contenders(args):
+            try:
+                if contender.title in found:
+                    work(contender)
+            except Ended as error:
+                print(f"{case} {contender.title} is left out: {error}", file=sys.stderr, flush=True)
+                del found[contender.title]
+
+    def prepare(contender: Contender) -> None:
+        if contender.name == "vit_jax":  # fills the cache
+            start(contender).end()
+            facts = found[contender.title]
+            facts["first step, s, empty cache"] = facts.pop("first step, s")
+        if not args.alone:
+            processes[contender.title] = start(contender)
+
+    def play(contender: Contender) -> None:
+        process = processes.get(contender.title) or start(contender)
+        facts = found[contender.title]
+        turn(process, args, facts, int(batch), warm=args.alone or "peak MiB" not in facts)
+        if args.alone:
+            process.end()
+        print(f"{case} {contender.title}: {facts['train images/s'][-1]:.2f} images/s", flush=True)
+
+    with tempfile.TemporaryDirectory() as cache:
+        found.update({contender.title: {} for contender in contenders(args)})
+        each(prepare)
+        for _ in range(args.rounds):
+            each(play)
+        for process in processes.values():
+            process.end()
+    return found
+
+
+def ratio(found: dict, figure: str, ours: str, theirs: str) -> float:
+    """Of the medians."""
+    return statistics.median(found[ours][figure]) / statistics.median(found[theirs][figure])
+
+
+def markdown(case: str, found: dict) -> str:
+    figures = [figure for figure in FIGURES if any(figure in facts for facts in found.values())]
+    lines = [
+        f"| {case.replace(':', ', images ')} | {' | '.join(figures)} | our best against it, training | inference |"
+    ]
+    lines.append("|---" * (len(figures) + 3) + "|")
+    best = max((t for t in OURS if t in found), key=lambda t: statistics.median(found[t]["train images/s"]))
+    for title, facts in found.items():
+        cells = [f"{statistics.median(facts[figure]):.4g}" if facts.get(figure) else "" for figure in figures]
+        against = [f"{ratio(found, f'{what} images/s', best, title):.2f}" for what in ("train", "infer")]
+        lines.append(f"| {title} | {' | '.join([*cells, *against])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", default=CPU_CASES, help="MODEL:IMAGES,... (default: %(default)s)")
+    parser.add_argument("--big_vision", metavar="DIR")
+    parser.add_argument("--vision_transformer", metavar="DIR")
+    parser.add_argument("--timm", metavar="PYTHON")
+    parser.add_argument("--compile", action="store_true", help="timm with torch.compile, too")
+    parser.add_argument("--only", default="", help="titles, as 'vit_jax bfloat16,big_vision float32'")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of our config; repeatable")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=2, help="of each turn")
+    parser.add_argument("--alone", action="store_true", help="one process at a time")
+    parser.add_argument("--peak", type=float, default=0.0, metavar="TFLOPS", help="of the device, for the MFU")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE")
+    args = parser.parse_args()
+    rows, tables = [], []
+    for case in args.cases.split(","):
+        found = measure(case, args)
+        for title, facts in found.items():
+            for figure, runs in filter(lambda item: item[1], facts.items()):
+                name = f"{case}: {title}: {figure}"
+                rows.append(dict(name=name, unit=figure, median=statistics.median(runs), runs=runs))
+        tables.append(markdown(case, found))
+        print(tables[-1], flush=True)
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
+        if args.markdown:
+            pathlib.Path(args.markdown).write_text("\n\n".join(tables) + "\n")
+
+
+if __name__ == "__main__":
+    main()
