@@ -1,11 +1,17 @@
 """Evaluates weights on the test split of a data set.
 
 python -m vit_jax.evaluate --config=configs/evaluate.py:DATASET[,SPLIT] --config.init_from=WORKDIR_OR_FILE
+
+Weights for ImageNet go with imagenet2012, imagenet2012_real (any of an image's labels is right), imagenet_v2,
+imagenet_a, imagenet_r and imagenet_sketch.
 """
 
 import ml_collections
 
 from vit_jax.data.catalog import CATALOG
+
+# Of ImageNet's 1,000 classes these hold 200, between which the choice is (arXiv 1907.07174, 2006.16241).
+PART_OF_IMAGENET = ("imagenet_a", "imagenet_r")
 
 
 def get_config(arg="digits"):
@@ -15,5 +21,6 @@ def get_config(arg="digits"):
     config = ml_collections.ConfigDict()
     config.image_size = 0  # that of the weights; another one resamples the position embedding
     config.data = dict(name=name, batch_size=256)
-    config.evals = dict(test=dict(data=dict(split=split or (known.test if known else "test"))))
+    among = "present" if name in PART_OF_IMAGENET else "all"
+    config.evals = dict(test=dict(among=among, data=dict(split=split or (known.test if known else "test"))))
     return config

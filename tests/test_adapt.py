@@ -10,7 +10,7 @@ import pytest
 from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 
 import vit_jax
-from vit_jax import adapt, convert, evaluate, layout, pretrained, sharding, train
+from vit_jax import adapt, convert, evals, evaluate, layout, pretrained, sharding, train
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.errors import UserError
@@ -392,7 +392,7 @@ def trained_from(tiny, path, *flags):
 def evaluated_from(tiny, path, monkeypatch):
     """The parameters that an evaluation would use."""
     held = []
-    monkeypatch.setattr(train, "run_evals", lambda evals, step, params, wanted: held.append(params) or {})
+    monkeypatch.setattr(evals, "run", lambda evals, step, params, wanted: held.append(params) or {})
     config = configs.load(str(GOLDEN.parents[1] / "configs/evaluate.py:digits"), [f"--config.init_from={path}"])
     config.image_size = 48
     evaluate.evaluate(config)
@@ -415,7 +415,7 @@ def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
         for name, value in layout.flatten(params).items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=f"{entry} {name}")
     _, wanted = vit_jax.from_pretrained(path, image_size=48)
-    monkeypatch.setattr(train, "open_evals", lambda *arguments: {})
+    monkeypatch.setattr(evals, "open_all", lambda *arguments: {})
     evaluated = layout.flatten(evaluated_from(tiny, path, monkeypatch))
     assert evaluated.keys() == layout.flatten(wanted).keys()
     for name, value in layout.flatten(wanted).items():

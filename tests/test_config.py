@@ -41,7 +41,7 @@ def test_the_length_given_on_the_command_line_replaces_that_of_the_file(tiny):
 
 
 BAD_ARGUMENTS = {
-    "--config.foo=1": "config key foo is unknown in the command line",
+    "--config.foo=1": "config key foo is unknown in the command line: known are accum_steps, branch_from, ch",
     "--config.data.batchsize=1": "did you mean data.batch_size",
     "--config.data.batch_size=1.5": "data.batch_size=1.5",
     "--config.model.scan=maybe": "model.scan=maybe",
@@ -213,14 +213,14 @@ def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
 
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
-    from vit_jax import losses, optim, train
+    from vit_jax import evals, losses, optim
     from vit_jax.models import encoder, posemb, vit
 
     tables = {
         "loss": losses.LOSSES,
         "optim.name": optim.OPTIMIZERS,
         "optim.schedule": optim.SCHEDULES,
-        "evals.*.type": train.EVALUATORS,
+        "evals.*.type": evals.ON_BATCHES | evals.ON_FEATURES,
         "model.remat": encoder.REMAT_POLICIES,
         "model.posemb": posemb.KINDS,
         "model.posemb_at": posemb.PLACES,

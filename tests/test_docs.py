@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import convert, demo, evaluate, train
+from vit_jax import convert, demo, evaluate, finetune, predict, train
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -81,6 +81,7 @@ def make_photos(root: pathlib.Path) -> None:
             Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(root / name / f"{i}.jpg")
 
 
+@pytest.mark.slow
 def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
     """As it stands, but for the size of model, images and batch, and weights of that size."""
     import jax
@@ -88,7 +89,7 @@ def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
     import vit_jax
     from vit_jax import layout
 
-    (command,) = [command for command in COMMANDS if "folder:my_photos" in command]
+    tune, name = [shlex.split(command)[3:] for command in COMMANDS if "my_photos" in command]
     monkeypatch.chdir(tmp_path)
     make_photos(tmp_path / "my_photos")
     sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
@@ -103,9 +104,32 @@ def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
         "--config.model.dtype=float32",
     ]
     small += ["--config.optim.warmup_steps=1"]
-    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]
-    assert train.main([*arguments, *small]) == 0
-    assert '"eval/test/count": 4.0' in pathlib.Path("my_run/metrics.jsonl").read_text()
+    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in tune]
+    assert finetune.main([*arguments, *small, "--lrs=0.01,0.03"]) == 0
+    assert '"eval/test/count": 4.0' in pathlib.Path("my_run/final/metrics.jsonl").read_text()
+    assert predict.main(name) == 0
+    lines = pathlib.Path("classes.csv").read_text().splitlines()
+    assert len(lines) == 41 and {line.split(",")[1] for line in lines[1:]} <= {"cats", "dogs"}
+
+
+def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but for mocked data of two tasks, and the size of model and images."""
+    import mocked_tfds
+
+    from vit_jax.vtab import __main__ as vtab
+
+    check, run = [shlex.split(command)[3:] for command in COMMANDS if "vit_jax.vtab" in command]
+    monkeypatch.chdir(ROOT)
+    for name in ("dtd:3.0.1", "kitti:3.1.0"):
+        mocked_tfds.write(name, str(tmp_path), mocked_tfds.COUNTS[name])
+    small = ["--tasks=dtd,kitti_closest_vehicle_distance", f"--config.data.data_dir={tmp_path}"]
+    assert vtab.main([*check, *small]) == 0
+    assert capsys.readouterr().out.count("ready") == 2
+    small += ["--config.init_from=", f"--workdir={tmp_path}/run", "--config.image_size=16", "--config.total_steps=2"]
+    small += ["--config.vtab.max_test_examples=20", "--config.data.batch_size=16", "--config.optim.warmup_steps=1"]
+    sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
+    assert vtab.main([*run, *small, *(f"--config.model.{key}={value}" for key, value in sizes.items())]) == 0
+    assert "non-standard" in (tmp_path / "run/vtab.md").read_text()
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "vit_jax.data " in c or "vit_jax.benchmark " in c])

@@ -71,6 +71,7 @@ def printed() -> str:
     return models.table()
 
 
+@pytest.mark.slow
 def test_the_docs_hold_what_the_command_prints(printed, monkeypatch, capsys):
     assert DOCS.read_text().split(BEGIN)[1].split(END)[0].strip() == printed
     monkeypatch.setattr(models, "table", lambda: printed)

@@ -1,5 +1,7 @@
 """Schedules and optimizers against trajectories of the published implementations."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -12,6 +14,7 @@ from vit_jax import checkpoint, layout, optim, sharding, train, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.errors import UserError
+from vit_jax.models import create
 
 SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
 # Options of the published schedules by our names; the others are lengths in other units, see `ours`.
@@ -280,6 +283,7 @@ def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
     return lines, layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
 
 
+@pytest.mark.slow
 def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(tiny, tmp_path):
     arguments = [*ADAFACTOR, "--config.optim.frozen=embedding/.*"]
     one, params = run(tiny, tmp_path / "one", *arguments)
@@ -337,3 +341,36 @@ def test_adafactor_resumes_in_the_same_layout_only(tiny, tmp_path):
     assert workdir.differences(config, saved) == ["model.scan: True -> False"]
     saved = configs.to_json(configs.load(tiny, ["--config.model.scan=true"]))
     assert workdir.differences(configs.load(tiny), saved) == []
+
+
+# --- layer-wise decay of the learning rate ----------------------------------------------------------------------------
+
+
+def layered(scan: bool, decay: float):
+    """The update of every parameter by gradients of 1 and a learning rate of 0.5, by name."""
+    model = create.create("Ti/8", 5, 16, width=24, depth=3, mlp_dim=32, num_heads=2, scan=scan)
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), create.abstract_params(model))
+    plain = dict(name="sgd", momentum=0.0, nesterov=False, schedule="constant", warmup_steps=0, grad_clip_norm=0.0)
+    config = settings(**plain, lr=0.5, wd=0.0, layer_decay=decay)
+    tx, _ = optim.make_optimizer(config, params, 10)
+    updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
+    return layout.flatten(layout.unstack_blocks(updates) if scan else updates)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_layer_has_its_share_of_the_learning_rate(scan):
+    found = layered(scan, 0.5)
+    shares = {name: set((-2.0 * np.asarray(update)).ravel().tolist()) for name, update in found.items()}
+    for name, share in shares.items():
+        block = re.search(r"encoderblock_(\d)", name)
+        last = name.startswith(("head", "Transformer/encoder_norm"))
+        layer = int(block[1]) + 1 if block else 4 if last else 0
+        assert share == {0.5 ** (4 - layer)}, name
+    assert shares["head/kernel"] == {1.0} and shares["embedding/kernel"] == {0.0625}
+    assert {0.5, 0.25, 0.125} <= set.union(*shares.values())
+
+
+def test_layers_are_needed_to_decay_by_layer():
+    params = {"block1": {"kernel": jnp.ones(3)}}
+    with pytest.raises(UserError, match=r"layer_decay=0.5 needs a model with encoder blocks"):
+        optim.make_optimizer(settings(name="sgd", momentum=0.0, nesterov=False, layer_decay=0.5), params, 10)

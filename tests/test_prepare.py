@@ -188,6 +188,7 @@ def test_imagenet21k_is_shrunk_in_the_same_go(release, config_file, tmp_path):
     assert {imagenet21k.ids()[label] for _, label in found} == set(CLASSES)
 
 
+@pytest.mark.slow
 def test_recipe_trains_on_imagenet21k(release, config_file, tmp_path):
     run(config_file, f"--from={release[0]}", "--partial", f"--out={tmp_path}/data", data__name="imagenet21k")
     overrides = {
@@ -246,7 +247,9 @@ def test_classes_without_names_stay_without(config_file, tmp_path):
 def test_example_bytes_are_those_of_tensorflow():
     for size in (0, 1, 127, 128, 20_000, 3_000_000):
         for label in (0, 1, 127, 128, 21_842):
-            found = tf.train.Example.FromString(shards.encode_example(bytes(size), label)).features.feature
+            found = tf.train.Example.FromString(
+                shards.encode(dict(image=shards.of_bytes(bytes(size)), label=shards.of_int(label)))
+            ).features.feature
             assert found["image"].bytes_list.value[:] == [bytes(size)]
             assert found["label"].int64_list.value[:] == [label] and len(found) == 2
 

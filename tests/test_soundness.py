@@ -115,6 +115,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tiny, tmp_path, monkeypatch, ca
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["4"]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_that_is_told_is_the_one_that_was_used(tiny, tmp_path, monkeypatch):
     """An update that is left out is none of the optimizer's: the schedule waits for it."""
     assert run(tiny, tmp_path / "straight", "--config.evals.val.every=0") == 0

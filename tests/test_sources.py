@@ -148,7 +148,7 @@ def test_tfds_records_are_the_same_inside_of_the_pipeline(cifar10):
     """There the records are read by several threads and parsed in a graph."""
     builder, data_dir = cifar10
     source = sources.open_source("cifar10", "train+test", str(data_dir))
-    data = ml_collections.ConfigDict(dict(crop="resize"))
+    data = ml_collections.ConfigDict(dict(crop="resize", method=""))
     batches = list(pipeline.eval_pipeline(data, source, np.arange(20), 20, 32, "error").batches())
     pictures, labels = by_tfds(builder, "train+test")
     np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), pictures)
@@ -209,7 +209,7 @@ def test_tfds_without_images_or_classes_is_refused(tmp_path, no_network):
     write_tfds(tmp_path, "numbers", dict(number=number, kind=kind), [dict(number=1, kind=0)], ("number", "kind"))
     write_tfds(tmp_path, "depths", dict(image=image, label=number), [dict(image=picture, label=1)], ("image", "label"))
     write_tfds(tmp_path, "pictures", dict(image=image), [dict(image=picture)])
-    many = dict(image=image, label=tfds.features.Sequence(kind))
+    many = dict(image=image, label=tfds.features.Sequence(number))
     write_tfds(tmp_path, "many", many, [dict(image=picture, label=[0, 1])], ("image", "label"))
     for name, key in dict(numbers="number", depths="label", pictures="label", many="label").items():
         text = message(name, "train", tmp_path)

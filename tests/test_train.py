@@ -70,7 +70,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(done):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("crash", [3, 7, 8, 11])
+@pytest.mark.parametrize("crash", [3, 8, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 11))])
 def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monkeypatch):
     tiny, workdir = done
     write = metrics.MetricWriter.write
@@ -93,6 +93,7 @@ def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monke
     assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_path):
     tiny, workdir = done
     folder = tmp_path / "run"
@@ -172,7 +173,8 @@ def test_damaged_weights_are_not_loaded(done, tmp_path):
 
     _, workdir = done
     shutil.copytree(workdir / "checkpoints/12", tmp_path / "12")
-    flip(largest(tmp_path / "12/state"))
+    for path in (tmp_path / "12/state").rglob("d/*"):  # the weights may lie in any of the files with arrays
+        flip(path)
     with pytest.raises(UserError, match=r"12/state can't be used"):
         vit_jax.from_pretrained(tmp_path / "12")
 

@@ -7,7 +7,6 @@ import re
 
 import jax
 import numpy as np
-import scipy.ndimage
 
 from vit_jax.errors import UserError, one_line
 from vit_jax.formats.weights import Weights, in_file, naming, nearest
@@ -76,6 +75,8 @@ def resample_axis(grid: np.ndarray, size: int, axis: int) -> np.ndarray:
     old = grid.shape[axis]
     if size == old:
         return grid
+    import scipy.ndimage  # a third of a second, at every start
+
     zoom = [1.0] * grid.ndim
     zoom[axis] = size / old
     return scipy.ndimage.zoom(grid, zoom, order=1)

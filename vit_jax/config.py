@@ -11,7 +11,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config_rules import BRANCHES, CHOICES, PAIRS, RANGES, check_whole
+from vit_jax.config_rules import BRANCHES, CHOICES, NUMBERS, PAIRS, RANGES, check_whole
 from vit_jax.errors import UserError
 
 
@@ -101,6 +101,7 @@ def defaults() -> ml_collections.ConfigDict:
         name="adam",  # adam | sgd | adafactor | lamb
         lr=1e-3,  # base learning rate
         lr_mults=(),  # (pattern, factor) pairs: the first pattern that matches a parameter's whole path scales its lr
+        layer_decay=1.0,  # factor from each layer's learning rate to that of the layer before it; 1: off
         frozen="",  # a pattern; what it matches is never changed, decays not, and has no optimizer state; "": off
         schedule="cosine",  # cosine | linear | polynomial | rsqrt | stair | constant
         warmup_steps=0,  # from 0 to lr
@@ -132,6 +133,7 @@ def defaults() -> ml_collections.ConfigDict:
         zero=False,  # optimizer and averaged parameters are also split over data (ZeRO-1)
     )
     config.evals = {}  # name -> see `eval_defaults`
+    config.vtab = {}  # of `vit_jax.vtab` alone: see `vtab_defaults`
     config.checkpoint = dict(
         every=1000,  # steps between checkpoints; 0: only at the end
         keep_last=2,  # newest checkpoints kept
@@ -149,16 +151,39 @@ def defaults() -> ml_collections.ConfigDict:
 def eval_defaults() -> dict:
     """One entry of `config.evals`."""
     return dict(
-        type="classification",  # classification: top1, loss, count
+        type="classification",  # classification: top1, loss, count | on frozen features, by training examples of
+        # data.train_split: fewshot: ridge regression | knn: nearest neighbours | linear_probe: logistic regression
         every=0,  # steps between evaluations; 0: only at the end
+        among="all",  # of classification: choose between all classes | present: those that occur in the data
+        shots=(5, 10, 25),  # of fewshot: training examples per class
+        seeds=3,  # of fewshot: choices of these, over which the accuracy is averaged
+        l2=1024.0,  # of fewshot: weight of the penalty
+        neighbours=20,  # of knn: how many vote
+        temperature=0.07,  # of knn: a vote weighs exp(cosine similarity / temperature)
         data=dict(
             name="",  # "": data.name
             data_dir="",  # "": data.data_dir
             split="test",  # split or slice
+            rest=False,  # in the place of a split: what data.subset leaves out of the training data
+            train_split="train",  # likewise, where training examples are needed
             batch_size=0,  # 0: data.batch_size
             crop="resize",  # resize: whole image | central: small side to image_size / fraction, then the centre
             fraction=0.875,  # share of the small side that the central crop keeps (224 / 256)
+            method="",  # of resizing: bilinear | bicubic, which is antialiased | "": bilinear, area before a crop
         ),
+    )
+
+
+def vtab_defaults() -> dict:
+    """`config.vtab`, where a config file sets a key of it."""
+    return dict(
+        protocol="vit",  # what results are compared with; what departs from it is said: vit | lightweight
+        lrs=(),  # learning rates to choose from on val200; (): optim.lr
+        steps=(),  # likewise numbers of steps, with which warm-up and stairs are stretched; (): total_steps
+        seeds=3,  # runs of the chosen setting: seed, seed + 1, ...
+        score="mean",  # of these runs: mean | median
+        max_test_examples=0,  # of each test split; 0: all
+        generated=False,  # where a data set is not there, take made-up data below DATA_DIR/generated
     )
 
 
@@ -183,7 +208,8 @@ def generic(key: str) -> str:
 
 def known_keys() -> dict[str, object]:
     """Every generic key with its default."""
-    return dict(flatten(defaults())) | dict(flatten(eval_defaults(), "evals.*."))
+    parts = flatten(defaults()), flatten(eval_defaults(), "evals.*."), flatten(vtab_defaults(), "vtab.")
+    return {key: value for part in parts for key, value in part}
 
 
 def fail(key: str, what: str, where: str) -> None:
@@ -194,7 +220,8 @@ def check_key(key: str, where: str) -> None:
     known = known_keys()
     if generic(key) not in known:
         close = difflib.get_close_matches(generic(key), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        tops = sorted({name.split(".")[0] + ".*" * ("." in name) for name in known})
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(tops)}: see vit_jax/config.py"
         fail(key, " is unknown", f"{where}: {hint}")
 
 
@@ -211,6 +238,15 @@ def check_pairs(key: str, pairs: tuple, where: str) -> tuple:
     return tuple((left, second(right)) for left, right in pairs)
 
 
+def check_numbers(key: str, values: tuple, where: str) -> tuple:
+    """Returns `values` in the type of `NUMBERS`; one of another type or range is a UserError."""
+    kind, low, high = NUMBERS[generic(key)]
+    for value in values:
+        if type(value) not in (int, kind) or not low <= value <= high:
+            fail(key, f" has {value!r}, which is no {kind.__name__} from {low} to {high},", f"{where}: correct it")
+    return tuple(map(kind, values))
+
+
 def check_value(key: str, value, where: str):
     """Returns `value` in the type of the default; wrong type, range or choice is a UserError."""
     default = known_keys()[generic(key)]
@@ -220,6 +256,8 @@ def check_value(key: str, value, where: str):
         fail(key, f" expects {type(default).__name__}, got {value!r}", f"{where}: correct it")
     if key in PAIRS:
         return check_pairs(key, value, where)
+    if generic(key) in NUMBERS:
+        return check_numbers(key, value, where)
     allowed = CHOICES.get(generic(key))
     if allowed and value not in allowed:
         fail(key, f"={value!r} is none of {', '.join(map(str, allowed))}", f"{where}: choose one of them")
@@ -271,6 +309,8 @@ def read_file(location: str) -> dict[str, object]:
 def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
     """Defaults, with an entry for every evaluation that `values` names, updated by flat values."""
     config = defaults()
+    if any(key.startswith("vtab.") for key in values):
+        config.vtab = ml_collections.ConfigDict(vtab_defaults())
     for key in values:
         if key.startswith("evals."):
             name = key.split(".")[1]
@@ -289,7 +329,8 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
         if match:
             check_key(match[1], where)
             if match[1] not in dict(flatten(config)):
-                fail(match[1], " belongs to an evaluation that the config file does not have", f"{where}: add it there")
+                what = "VTAB's settings, which" if match[1].startswith("vtab.") else "an evaluation that"
+                fail(match[1], f" belongs to {what} the config file does not have", f"{where}: add it there")
     flag_values = flags.FlagValues()
     argv = ["vit_jax", *arguments]
     try:

@@ -29,6 +29,13 @@ BRANCHES = {
     "data.color_jitter": ("data.three_augment", (True,)),
     "data.randaug_magnitude": ("data.randaug_layers", (1, 2, 3, 4)),
     "evals.*.data.fraction": ("evals.*.data.crop", ("central",)),
+    "evals.*.data.train_split": ("evals.*.type", ("fewshot", "knn", "linear_probe")),
+    "evals.*.among": ("evals.*.type", ("classification",)),
+    "evals.*.shots": ("evals.*.type", ("fewshot",)),
+    "evals.*.seeds": ("evals.*.type", ("fewshot",)),
+    "evals.*.l2": ("evals.*.type", ("fewshot",)),
+    "evals.*.neighbours": ("evals.*.type", ("knn",)),
+    "evals.*.temperature": ("evals.*.type", ("knn",)),
 }
 
 CHOICES = {
@@ -50,8 +57,19 @@ CHOICES = {
     "optim.name": ("adam", "sgd", "adafactor", "lamb"),
     "optim.schedule": ("cosine", "linear", "polynomial", "rsqrt", "stair", "constant"),
     "optim.momentum_dtype": ("float32", "bfloat16"),
-    "evals.*.type": ("classification",),
+    "evals.*.type": ("classification", "fewshot", "knn", "linear_probe"),
+    "vtab.protocol": ("vit", "lightweight"),
+    "vtab.score": ("mean", "median"),
+    "evals.*.among": ("all", "present"),
     "evals.*.data.crop": ("resize", "central"),
+    "evals.*.data.method": ("", "bilinear", "bicubic"),
+}
+
+# Key -> type of its numbers, the smallest and the largest.
+NUMBERS = {
+    "vtab.lrs": (float, 0.0, 1e6),
+    "vtab.steps": (int, 1, 2**31 - 1),
+    "evals.*.shots": (int, 1, 2**31 - 1),
 }
 
 # Key -> the two types in each of its pairs. The second is a number with a range below.
@@ -84,6 +102,7 @@ RANGES = {
     "data.prefetch": (1, 1000),
     "optim.lr": (1e-12, 1e6),
     "optim.lr_mults": (1e-12, 1e6),
+    "optim.layer_decay": (1e-3, 1.0),
     "optim.power": (1e-3, 1e3),
     "optim.timescale": (1, 2**31 - 1),
     "optim.ema_decay": (0.0, 1.0 - 1e-9),
@@ -99,6 +118,11 @@ RANGES = {
     "checkpoint.keep_last": (1, 2**31),
     "checkpoint.max_failures": (1, 2**31),
     "evals.*.data.fraction": (1e-3, 1.0),
+    "evals.*.seeds": (1, 1000),
+    "evals.*.l2": (1e-12, 1e12),
+    "evals.*.neighbours": (1, 2**31),
+    "evals.*.temperature": (1e-3, 1e3),
+    "vtab.seeds": (1, 1000),
 }
 
 
@@ -142,6 +166,16 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
 
 
+def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
+    """The metrics NAME/KEY of evaluations by which checkpoints can be ranked."""
+    keys = dict(classification=("top1", "loss"), knn=("knn",), linear_probe=("linear_probe",))
+    found = []
+    for name, entry in evals.items():
+        own = [f"fewshot_{shots}" for shots in entry.shots] if entry.type == "fewshot" else keys[entry.type]
+        found += [f"{name}/{key}" for key in own]
+    return found
+
+
 def check_whole(config: ml_collections.ConfigDict) -> None:
     """Rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
@@ -177,7 +211,7 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(f"config key evals.{name}.data.name is empty: name its data set, for training has several")
     check_optim(config.optim)
-    best = config.checkpoint.keep_best
-    if best and not any(re.fullmatch(f"eval/{re.escape(name)}/(top1|loss)", best) for name in config.evals):
-        known = ", ".join(f"eval/{name}/top1" for name in config.evals) or "none, for evals is empty"
+    best, measured = config.checkpoint.keep_best, [f"eval/{key}" for key in metrics_of(config.evals)]
+    if best and best not in measured:
+        known = ", ".join(measured) or "none, for evals is empty"
         raise UserError(f"config key checkpoint.keep_best={best!r} names no metric of evals: possible are {known}")

@@ -11,7 +11,18 @@ import sys
 
 import jax
 
-from vit_jax import agreement, errors, metrics, pretrained, processes, result_file, sharding, train, watch
+from vit_jax import (
+    agreement,
+    errors,
+    evals,
+    metrics,
+    pretrained,
+    processes,
+    result_file,
+    sharding,
+    user_cache,
+    watch,
+)
 from vit_jax import config as configs
 from vit_jax.errors import NegativeResult, UserError
 
@@ -41,10 +52,10 @@ def evaluate(config) -> dict[str, float]:
             config.loss = weights.loss
     # Labels of a hub describe classes in words, not as data sets name them: those weights go by number.
     class_names = weights.class_names if weights.loss else ()
-    evals = train.open_evals(config, mesh, class_names, model.num_classes)
+    opened = evals.open_all(config, mesh, class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
-        scalars = train.run_evals(evals, train.make_eval_step(config, model), params, lambda name: True)
+        scalars = evals.run(opened, evals.make_steps(config, model), params, lambda name: True)
     if bad := [name for name, value in scalars.items() if not math.isfinite(value)]:
         raise NegativeResult(f"{bad[0]} of {config.init_from} is not finite: the weights are not sound")
     return scalars
@@ -63,6 +74,7 @@ def main(argv: list[str]) -> int:
         config = configs.load(args.config, overrides)
         result_file.check(args.json)
         processes.start()
+        user_cache.keep_programs()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
         with metrics.logging_to(None):
             agreement.agree(dict(configs.flatten(config)))

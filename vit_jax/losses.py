@@ -32,4 +32,10 @@ def multilabel_xent(logits, labels):
     return sigmoid_xent(logits, (labels > 0).astype(logits.dtype)) / labels.shape[-1]
 
 
+def targets(label, num_classes: int):
+    """Labels int32 [batch], or sets of them [batch, set] padded with -1, as float32 [batch, classes] of 0 and 1."""
+    one_hot = jax.nn.one_hot(label, num_classes)
+    return one_hot if label.ndim == 1 else one_hot.max(axis=1)
+
+
 LOSSES = {"softmax_xent": softmax_xent, "sigmoid_xent": sigmoid_xent, "multilabel_xent": multilabel_xent}

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from vit_jax import result_file
 from vit_jax.errors import Preempted, one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,7 @@ def rewind(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text("".join(kept))
-    fresh.replace(path)
+    result_file.replace(path, "".join(kept))
 
 
 def fetch(step_metrics: dict) -> dict[str, float]:

@@ -169,6 +169,35 @@ def scale_by_path(mults: Sequence[tuple[str, float]]) -> optax.GradientTransform
     return optax.stateless(update)
 
 
+def layer_of(path, depth: int):
+    """The layer of a parameter, from 0, what comes before the blocks, to depth + 1, what comes behind them, as in BEiT
+    (arXiv 2106.08254 section 3.2); of the blocks that are stacked for scan, all of them: int32 [depth]."""
+    name = path_name(path)
+    if found := re.search(r"(^|/)encoderblock_(\d+)/", name):
+        return int(found[2]) + 1
+    if re.search(r"(^|/)encoderblock/", name):
+        return jnp.arange(1, depth + 1)
+    return depth + 1 if re.match(r"head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm", name) else 0
+
+
+def num_blocks(params) -> int:
+    """Of a tree of parameters, 0 where it has none."""
+    flat = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]]
+    stacked = [leaf.shape[0] for name, leaf in flat if "/encoderblock/" in name]
+    numbers = [int(found[1]) + 1 for name, _ in flat if (found := re.search(r"/encoderblock_(\d+)/", name))]
+    return max([*stacked, *numbers], default=0)
+
+
+def scale_by_layer(decay: float, depth: int) -> optax.GradientTransformation:
+    """Multiplies updates by `decay` to the power of the layers that follow."""
+
+    def scale(path, update):
+        factor = jnp.asarray(decay ** (depth + 1 - layer_of(path, depth)), jnp.float32)
+        return update * factor.reshape(factor.shape + (1,) * (update.ndim - 1) * bool(factor.ndim))
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates))
+
+
 def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
     """Adds `wd` times the factor of the parameter times the parameter; nothing where no pattern matches."""
 
@@ -202,7 +231,7 @@ def scale_by_trust_ratio(mults: Sequence[tuple[str, float]]) -> optax.GradientTr
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(by_path, updates, params))
 
 
-def decay_and_mults(config) -> list[optax.GradientTransformation]:
+def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
     """What follows the optimizer: weight decay, the trust ratio of lamb, and the factors of the learning rate.
 
     All of it is multiplied by the learning rate. AdamW's decay is multiplied by that of the parameter, so it comes
@@ -210,6 +239,7 @@ def decay_and_mults(config) -> list[optax.GradientTransformation]:
     belongs to the update whose norm counts.
     """
     mults = [scale_by_path(config.lr_mults)] if config.lr_mults else []
+    mults += [scale_by_layer(config.layer_decay, depth)] if config.layer_decay != 1.0 else []
     times_lr = config.name == "lamb" or config.wd_times_lr
     decay = [decay_by_path(config.wd if times_lr else config.wd / config.lr, config.wd_mults)] if config.wd else []
     if config.name == "lamb":
@@ -248,13 +278,18 @@ def make_optimizer(config, params, total_steps: int):
         config.schedule, config.lr, total_steps, config.warmup_steps, cooldown_steps=config.cooldown_steps, **extra
     )
     uses_wd_mults = config.wd or config.name == "lamb"
+    depth = num_blocks(params)
+    if config.layer_decay != 1.0 and not depth:
+        raise UserError(
+            f"config key optim.layer_decay={config.layer_decay} needs a model with encoder blocks: set it to 1"
+        )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
     check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults] if uses_wd_mults else [], params)
     check_patterns("frozen", [config.frozen] if config.frozen else [], params)
     tx = optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         OPTIMIZERS[config.name](config),
-        *decay_and_mults(config),
+        *decay_and_mults(config, depth),
         optax.scale_by_learning_rate(schedule),
     )
     return freeze(tx, config.frozen) if config.frozen else tx, schedule

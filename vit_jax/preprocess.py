@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import augment, randaug, three_augment
+from vit_jax import augment, losses, randaug, three_augment
 
 # What an example's random draws are for; each has its own key.
 FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)
@@ -41,7 +41,7 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
     images = make_images(config.data, normalize)
 
     def preprocess(batch, key) -> dict:
-        image, label = images(batch["image"], batch["seed"]), jax.nn.one_hot(batch["label"], num_classes)
+        image, label = images(batch["image"], batch["seed"]), losses.targets(batch["label"], num_classes)
         label = augment.smooth(label, config.label_smoothing)
         image, label, mask = augment.mix_batch(key, image, label, batch["mask"], config.mixup, config.cutmix)
         return dict(image=image, label=label, mask=mask)

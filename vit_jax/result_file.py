@@ -1,4 +1,4 @@
-"""The file that --json names: checked before the work begins, written when it is done."""
+"""A file that a flag such as --json names: checked before the work begins, written when it is done."""
 
 import json
 
@@ -7,12 +7,19 @@ from etils import epath
 from vit_jax.errors import UserError
 
 
-def check(path: str | None) -> None:
+def check(path: str | None, flag: str = "--json") -> None:
     """Raises UserError where `path` is a folder or lies in none; without a path there is nothing to check."""
     if path and not epath.Path(path).parent.is_dir():
-        raise UserError(f"the folder of --json={path} does not exist: create it or choose another file")
+        raise UserError(f"the folder of {flag}={path} does not exist: create it or choose another file")
     if path and epath.Path(path).is_dir():
-        raise UserError(f"--json={path} is a folder: choose a file")
+        raise UserError(f"{flag}={path} is a folder: choose a file")
+
+
+def replace(path: epath.Path, text: str) -> None:
+    """Writes a file at once or not at all."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def write(path: str | None, result) -> None:

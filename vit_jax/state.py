@@ -20,11 +20,15 @@ OF_THE_ARRAYS = re.compile(
 )
 
 
+def init_params(model, seed):
+    """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no number."""
+    params = model.with_scan(False).init(jax.random.key(seed), jnp.zeros((1, *model.image_size, 3)))["params"]
+    return layout.relayout(params, model.scan, jnp.stack)
+
+
 def init_state(config, model, tx) -> step.TrainState:
-    """A fresh state; traceable. The loop layout is initialised first, so that scan changes no number."""
-    params = model.with_scan(False).init(jax.random.key(config.seed), jnp.zeros((1, *model.image_size, 3)))["params"]
-    params = layout.relayout(params, model.scan, jnp.stack)
-    return step.create_state(params, tx, config.optim.ema_decay)
+    """A fresh state; traceable."""
+    return step.create_state(init_params(model, config.seed), tx, config.optim.ema_decay)
 
 
 def abstract_state(config, model, tx, mesh) -> step.TrainState:
@@ -36,6 +40,11 @@ def abstract_state(config, model, tx, mesh) -> step.TrainState:
 
 def shardings(abstract):
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+
+def fresh_state(config, model, tx, abstract) -> step.TrainState:
+    """A fresh state, where `abstract` says."""
+    return jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
 
 
 def as_dict(state: step.TrainState) -> dict:
@@ -114,4 +123,4 @@ def start_state(config, model, tx, mesh, abstract, total_steps: int, checkpointe
         return branched_state(config, total_steps, saved_as, model, abstract)
     if config.init_from:
         return 0, pretrained_state(config, model, tx, abstract)
-    return 0, jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
+    return 0, fresh_state(config, model, tx, abstract)

@@ -4,11 +4,10 @@ python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE
 """
 
 import dataclasses
-import functools
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 from etils import epath
@@ -18,6 +17,7 @@ from vit_jax import (
     agreement,
     chips,
     errors,
+    evals,
     metrics,
     optim,
     perf,
@@ -28,6 +28,7 @@ from vit_jax import (
     soundness,
     step,
     summary,
+    user_cache,
     watch,
     workdir,
 )
@@ -36,12 +37,9 @@ from vit_jax import state as states
 from vit_jax.checkpointer import Checkpointer
 from vit_jax.data import catalog
 from vit_jax.errors import NegativeResult, Preempted, UserError
-from vit_jax.evaluators import classification
 from vit_jax.models import classifier, create
 
 log = logging.getLogger("vit_jax.train")
-
-EVALUATORS = {"classification": classification.evaluate}
 
 
 def due(number: int, every: int, total: int) -> bool:
@@ -138,56 +136,6 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
     )
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
-
-
-def open_evals(
-    config, mesh, class_names: tuple[str, ...], num_classes: int, folder: epath.Path | None = None
-) -> dict[str, tuple[Callable, Callable[[], Iterator[dict]]]]:
-    """For every entry of `config.evals` its evaluator, and a function that yields its batches from the start.
-
-    `folder`: where examples that are skipped are listed.
-    """
-    from vit_jax.data import eval_cache, pipeline, source, sources, to_device
-
-    def batches(decoded, rows, size):
-        return to_device.to_device(decoded(), mesh, rows, size, config.data.prefetch)
-
-    opened, cache = {}, eval_cache.EvalCache(config.data.eval_cache_gib)
-    for name, entry in config.evals.items():
-        data = entry.data
-        opened_split = sources.open_source(
-            data.name or config.data.name, data.split, data.data_dir or config.data.data_dir
-        )
-        examples = source.with_classes(opened_split, class_names, num_classes, f"evals.{name}")
-        size = data.batch_size or config.data.batch_size
-        rows = sharding.local_rows(mesh, size)
-        common = (config.image_size, config.data.on_corrupt, config.data.threads)
-        host = pipeline.eval_pipeline(data, examples, rows, size, *common)
-        if folder is not None:
-            host.bad.list_in(folder, f"evals.{name}")
-        opened[name] = EVALUATORS[entry.type], functools.partial(batches, cache.batches(host), rows, size)
-    return opened
-
-
-def make_eval_step(config, model) -> Callable:
-    def apply_fn(params, image):
-        return model.apply({"params": params}, image)
-
-    return jax.jit(classification.make_eval_step(apply_fn, config.loss, model.num_classes, model.normalize))
-
-
-def run_evals(evals, eval_step, params, wanted: Callable[[str], bool], until: Callable = iter) -> dict[str, float]:
-    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now; `until`: passes their batches on."""
-    scalars = {}
-    for name in filter(wanted, evals):
-        evaluate, batches = evals[name]
-        result = evaluate(eval_step, params, until(watch.each(batches(), f"evaluation {name}")))
-        scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
-        log.info("eval %s: top1 %.4f, loss %.4f, %d examples", name, result["top1"], result["loss"], result["count"])
-    return scalars
-
-
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +147,7 @@ class Run:
     folder: epath.Path
     total_steps: int
     train_step: Callable
-    eval_step: Callable
+    eval_steps: evals.Steps
     evals: dict
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
@@ -283,7 +231,7 @@ class Run:
         if not any(map(wanted, self.evals)):
             return {}
         with self.timer.aside("evaluation"):
-            return run_evals(self.evals, self.eval_step, step.eval_params(state), wanted, until)
+            return evals.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
@@ -307,7 +255,7 @@ def train(config, folder: epath.Path) -> None:
     model = make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
-    evals = open_evals(config, mesh, facts.class_names, facts.num_classes, folder)
+    opened = evals.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
     agreement.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
@@ -317,7 +265,7 @@ def train(config, folder: epath.Path) -> None:
     timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
-    eval_step = make_eval_step(config, model)
+    eval_steps = evals.make_steps(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     skipped = soundness.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
     with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
@@ -325,7 +273,7 @@ def train(config, folder: epath.Path) -> None:
         workdir.claim(folder, config, source.fingerprint)
         batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:
-            parts = (train_step, eval_step, evals, checkpointer, writer, timer, skipped, meta)
+            parts = (train_step, eval_steps, opened, checkpointer, writer, timer, skipped, meta)
             Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
 
 
@@ -365,6 +313,7 @@ def main(argv: list[str]) -> int:
         if not args.workdir:
             raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
         processes.start()
+        user_cache.keep_programs()
         folder = workdir.make(args.workdir)
         with metrics.logging_to(folder):
             train(config, folder)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import jax
 from etils import epath
 
-from vit_jax import checkpoint, versions
+from vit_jax import checkpoint, result_file, versions
 from vit_jax import config as configs
 from vit_jax.errors import UserError, one_line, storage_problem
 
@@ -61,7 +61,7 @@ def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixe
     return [f"{key}: {show(before, key)} -> {show(now, key)}" for key in keys if show(before, key) != show(now, key)]
 
 
-def check(workdir: epath.Path, config, fingerprint: str) -> None:
+def check(workdir: epath.Path, config, fingerprint: str, matters: Callable[[str], bool] = is_fixed) -> None:
     """Refuses a workdir that holds another run, or whose training data have changed since it began.
 
     Raises:
@@ -72,7 +72,7 @@ def check(workdir: epath.Path, config, fingerprint: str) -> None:
         return
     try:
         saved = json.loads(path.read_text())
-        different, began = differences(config, saved["config"]), saved.get("data_fingerprint", fingerprint)
+        different, began = differences(config, saved["config"], matters), saved.get("data_fingerprint", fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
     if different:
@@ -92,6 +92,4 @@ def claim(workdir: epath.Path, config, fingerprint: str) -> None:
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     record |= dict(versions=versions.versions(), commit=versions.commit(), code=versions.code(), command=sys.argv)
     if jax.process_index() == 0:
-        fresh = workdir / "config.json.tmp"
-        fresh.write_text(json.dumps(record, indent=2) + "\n")
-        fresh.replace(workdir / "config.json")
+        result_file.replace(workdir / "config.json", json.dumps(record, indent=2) + "\n")

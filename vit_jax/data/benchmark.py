@@ -6,7 +6,6 @@ import math
 import pathlib
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -68,10 +67,6 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     return whole | {"resize": host}
 
 
-def row(name: str, unit: str, runs: list[float]) -> dict:
-    return dict(name=name, unit=unit, median=statistics.median(runs), runs=runs)
-
-
 def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     """Core time of each stage, as the difference to the stage before it, measured in turn."""
     size, found = config.data.batch_size, {}
@@ -84,11 +79,11 @@ def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     rows, before = [], [0.0] * args.runs
     for name, runs in found.items():
         cost = [cpu for cpu, _ in runs]
-        rows.append(row(f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]))
+        rows.append(perf.row(f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]))
         before = cost
     whole = found["resize"]
-    rows.append(row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
-    rows.append(row("host: all", "images/s", [speed for _, speed in whole]))
+    rows.append(perf.row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
+    rows.append(perf.row("host: all", "images/s", [speed for _, speed in whole]))
     return rows
 
 
@@ -112,9 +107,9 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     count = sum(value.nbytes for value in wanted.values()) / size
     kind = jax.devices()[0].device_kind
     return [
-        row("transfer to the devices", "ms/image", transfer),
-        row("transfer to the devices", "bytes/image", [count]),
-        row(f"device ({jax.device_count()} x {kind}): augment, normalize, mix", "ms/image", device),
+        perf.row("transfer to the devices", "ms/image", transfer),
+        perf.row("transfer to the devices", "bytes/image", [count]),
+        perf.row(f"device ({jax.device_count()} x {kind}): augment, normalize, mix", "ms/image", device),
     ]
 
 
@@ -136,8 +131,8 @@ def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, ar
     flops = 3 * perf.model_flops(train.make_model(config, num_classes))
     speed = count * chips.PEAK_FLOPS[kind] * args.mfu / flops
     return [
-        row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
-        row(f"cores that feed {args.topology}", "cores", [speed * core_ms / 1e3]),
+        perf.row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
+        perf.row(f"cores that feed {args.topology}", "cores", [speed * core_ms / 1e3]),
     ]
 
 
@@ -181,14 +176,16 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
         bytes_per_image_to_device="bytes",
     )
     rows = [
-        row(f"{name}: {key}", unit, [run[key] for run in runs])
+        perf.row(f"{name}: {key}", unit, [run[key] for run in runs])
         for key, unit in units.items()
         for name, runs in found.items()
     ]
     medians = {r["name"]: r["median"] for r in rows}
     for key in ("core_ms_per_image", "peak_rss_mib", "bytes_per_image_to_device"):
         rows.append(
-            row(f"ours / {args.against}: {key}", "ratio", [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]])
+            perf.row(
+                f"ours / {args.against}: {key}", "ratio", [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]]
+            )
         )
     return rows
 
@@ -208,7 +205,7 @@ def run(config, args, overrides: list[str]):
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if args.alone:
         return alone(config, host, args)
-    rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
+    rows = [*host_rows(config, host, args), perf.row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if args.topology:
         cost = next(r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image")

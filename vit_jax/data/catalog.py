@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data import folder, manifest, splits, tars
+from vit_jax.data import folder, manifest, splits, tars, tasks
 from vit_jax.data.listing import Listing
 from vit_jax.errors import UserError
 
@@ -25,6 +25,11 @@ CATALOG = {
     "imagenet2012": Entry(1_000, {"train": 1_281_167, "validation": 50_000}, "validation"),
     "imagenet21k": Entry(21_843, {"train": 14_197_122}, "train"),
     "jft300m": Entry(18_291, {"train": 303_000_000}, "train"),
+    "imagenet2012_real": Entry(1_000, {"validation": 50_000}, "validation"),
+    "imagenet_v2": Entry(1_000, {"test": 10_000}, "test"),
+    "imagenet_a": Entry(1_000, {"test": 7_500}, "test"),
+    "imagenet_r": Entry(1_000, {"test": 30_000}, "test"),
+    "imagenet_sketch": Entry(1_000, {"test": 50_889}, "test"),
     "cifar10": Entry(10, {"train": 50_000, "test": 10_000}, "test"),
     "cifar100": Entry(100, {"train": 50_000, "test": 10_000}, "test"),
     "oxford_iiit_pet": Entry(37, {"train": 3_680, "test": 3_669}, "test"),
@@ -72,6 +77,9 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
 
 def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
     """(examples, classes, class names) without opening a prepared data set; 0 where it is not known."""
+    if name.startswith(tasks.PREFIX):
+        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
+        return task.splits.get(split, ("", 0))[1], task.num_classes, ()
     if name in CATALOG:
         parts = {split: np.arange(count) for split, count in CATALOG[name].examples.items()}
         return len(splits.select(split, parts, name)), CATALOG[name].num_classes, ()
@@ -126,5 +134,9 @@ def found(config, source) -> Facts:
         raise UserError(
             f"config key model.num_classes={classes} is less than the {source.num_classes} classes of {name}: "
             "set it to 0"
+        )
+    if source.set_size and config.loss == "softmax_xent":
+        raise UserError(
+            f"images of {name} have several labels each, of which loss=softmax_xent takes one: set sigmoid_xent"
         )
     return Facts(source.num_examples, classes or source.num_classes, tuple(source.class_names))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vit_jax.data import catalog, index, pipeline, prepared, source, sources, storage
+from vit_jax.data import catalog, index, pipeline, prepared, source, sources, storage, task_source, tasks
 from vit_jax.errors import UserError, one_line
 
 SHOWN = 64  # images of a contact sheet, eight in a row
@@ -35,6 +35,11 @@ def overview(name: str, data_dir: str) -> dict:
     if (listing := catalog.listing(name)) is not None:
         where, version = name.partition(":")[2] or "scikit-learn", listing.fingerprint
         return dict(where=where, version=version, splits={key: len(part) for key, part in listing.splits.items()})
+    if name.startswith(tasks.PREFIX):
+        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
+        builder = task_source.find(task, data_dir).builder
+        counts = {part: count for part, (_, count) in task.splits.items()}
+        return dict(where=str(builder.data_dir), version=str(builder.version), splits=counts)
     builder = prepared.builder_of(name, data_dir)
     counts = {key: part.num_examples for key, part in builder.info.splits.items()}
     return dict(where=str(builder.data_dir), version=str(builder.info.version), splits=counts)
@@ -81,7 +86,8 @@ def contact_sheet(batch: dict, names, path: pathlib.Path) -> None:
     for i, (image, label, mask) in enumerate(zip(batch["image"], batch["label"], batch["mask"], strict=True)):
         x, y = i % 8 * (side + 4), i // 8 * (side + text)
         sheet.paste(Image.fromarray(image).resize((side, side)), (x, y))
-        caption = (str(names[label]) if names else f"class {label}") if mask else "can't be read"
+        known = [str(names[i]) if names else f"class {i}" for i in np.atleast_1d(label) if i >= 0]
+        caption = ", ".join(known) if mask else "can't be read"
         lines = textwrap.wrap(caption, side // 6)[:2]
         draw.multiline_text((x + 2, y + side + 1), "\n".join(lines), fill="black" if mask else "red", spacing=0)
     sheet.save(path)

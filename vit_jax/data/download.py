@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable
 
+from vit_jax.data import tasks
 from vit_jax.errors import NegativeResult, UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -49,7 +50,7 @@ def open_builder(name: str, data_dir: str):
         return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name") from None
-    except (AssertionError, ValueError, OSError, ImportError) as error:
+    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
         raise UserError(
             f"data set {name!r} can't be opened by TFDS: {one_line(error)[:200]}: correct data.name"
         ) from None
@@ -140,6 +141,20 @@ def fetch(builder, name: str) -> None:
         ) from error
 
 
+def prepare_builder(builder, name: str) -> None:
+    """Lets TFDS prepare what is not there yet, once it can be.
+
+    Raises:
+      UserError, NegativeResult: see `check_manual`, `check_network` and `fetch`.
+    """
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        check_manual(builder, name)
+    else:
+        check_network(builder, name)
+    log.info("TFDS prepares %s in %s", name, builder.data_path)
+    fetch(builder, name)
+
+
 def prepare(config, wanted: list[str]) -> dict:
     """Prepares `config.data` by TFDS; see `prepare.run`.
 
@@ -147,15 +162,13 @@ def prepare(config, wanted: list[str]) -> dict:
       wanted: splits that it must have.
     """
     name, data_dir = config.data.name, config.data.data_dir
+    if name.startswith(tasks.PREFIX):
+        task = name.removeprefix(tasks.PREFIX)
+        command = f"python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks={task}"
+        raise UserError(f"{name} is a task of VTAB, which another command prepares: {command}")
     builder = open_builder(name, data_dir)
-    is_new = not builder.info.splits
-    if is_new:
-        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-            check_manual(builder, name)
-        else:
-            check_network(builder, name)
-        log.info("TFDS prepares %s in %s", name, builder.data_path)
-        fetch(builder, name)
+    if is_new := not builder.info.splits:
+        prepare_builder(builder, name)
     examples = {split: int(info.num_examples) for split, info in builder.info.splits.items()}
     status = "prepared" if is_new else "already prepared"
     if missing := [split for split in wanted if split not in examples]:

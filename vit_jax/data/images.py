@@ -150,9 +150,11 @@ def train_image(data, size: int) -> Callable:
 def eval_image(data, size: int) -> Callable:
     """Like `train_image`, without chance."""
 
+    how = dict(method=data.method, antialias=data.method == "bicubic") if data.method else {}
+
     def image(encoded, seed):
         if data.crop == "central":
-            return ops.central_crop(ops.resize_small(decode(encoded), round(size / data.fraction)), size)
-        return ops.resize(decode(encoded), size)
+            return ops.central_crop(ops.resize_small(decode(encoded), round(size / data.fraction), **how), size)
+        return ops.resize(decode(encoded), size, **how)
 
     return image

@@ -1,7 +1,4 @@
-"""What takes long to find out about data on disk, once: arrays in a cache folder, used while the data are unchanged.
-
-The folder is $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME, else ~/.cache/vit_jax. It may be deleted at any time.
-"""
+"""What takes long to find out about data on disk: arrays in the user's cache, used while the data are unchanged."""
 
 import contextlib
 import hashlib
@@ -9,14 +6,15 @@ import logging
 import os
 import pathlib
 import socket
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax import user_cache
+
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what the arrays mean: raise it when that changes
+VERSION = 2  # of what the arrays mean: raise it when that changes
 
 
 class Strings(Sequence):
@@ -62,15 +60,6 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def folder() -> pathlib.Path:
-    if given := os.environ.get("VIT_JAX_CACHE"):
-        return pathlib.Path(given)
-    try:
-        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vit_jax"
-    except RuntimeError:  # a user without a home, as in some containers
-        return pathlib.Path(tempfile.gettempdir()) / "vit_jax"
-
-
 def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
     """The arrays of a cache file, or None where there is none or it is damaged."""
     if not path.exists():
@@ -102,7 +91,7 @@ def cached(
     kind: str, where: str, build: Callable[[], dict[str, np.ndarray]], is_current: Callable[[dict], bool]
 ) -> dict[str, np.ndarray]:
     """The arrays that `build` makes of the data at `where`, kept for as long as `is_current(arrays)` holds."""
-    path = folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
+    path = user_cache.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
     arrays = read(path)
     if arrays is not None:
         try:

@@ -1,4 +1,7 @@
-"""A CSV manifest as a data set: one line per image with its path and its label, and its split if there are some."""
+"""A CSV manifest as a data set: one line per image with its path and its label, and its split if there are some.
+
+With a column `labels` in the place of `label` an image has any number of labels, with semicolons between them.
+"""
 
 import csv
 import io
@@ -10,7 +13,7 @@ from vit_jax.data import index, storage
 from vit_jax.data.listing import Listing, clean_label, distinct, number_classes
 from vit_jax.errors import UserError, one_line
 
-PATH, LABEL, SPLIT = "path", "label", "split"
+PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"
 
 
 def rows(where: str) -> list[dict[str, str]]:
@@ -24,16 +27,19 @@ def rows(where: str) -> list[dict[str, str]]:
         columns, found = reader.fieldnames or [], list(reader)
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"manifest {where} is no CSV file in UTF-8 ({one_line(error)}): correct it") from None
-    for column in (PATH, LABEL):
+    kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
+    for column in (PATH, kind):
         if column not in columns:
             raise UserError(
                 f"manifest {where} has no column {column!r}, it has {', '.join(map(repr, columns)) or 'no line'}: its "
-                f"first line must name the columns {PATH}, {LABEL} and, if there are splits, {SPLIT}"
+                f"first line must name the columns {PATH}, {LABEL} (or {LABELS}) and, if there are splits, {SPLIT}"
             )
     for number, row in enumerate(found, 2):
         if missing := [column for column in (PATH, LABEL, SPLIT) if column in columns and not row[column]]:
             raise UserError(f"line {number} of manifest {where} has no {missing[0]}: add it")
-        row[LABEL] = clean_label(row[LABEL], f"line {number} of manifest {where}")
+        texts = (row[kind] or "").split(";") if kind == LABELS else [row[kind]]
+        texts = [text for text in texts if text.strip() or kind == LABEL]
+        row[LABELS] = [clean_label(text, f"line {number} of manifest {where}") for text in texts]
     if not found:
         raise UserError(f"manifest {where} lists no images: add a line for each, below the names of the columns")
     return found
@@ -67,9 +73,25 @@ def scan(where: str) -> dict[str, np.ndarray]:
     return dict(
         stamp=np.asarray(storage.stamp(where)),
         **index.Strings.pack(paths).arrays("paths"),
-        **index.Strings.pack([row[LABEL] for row in found]).arrays("labels"),
+        **index.Strings.pack([text for row in found for text in row[LABELS]]).arrays("labels"),
+        counts=np.asarray([-1 if LABEL in row else len(row[LABELS]) for row in found], np.int64),
         **index.Strings.pack([row.get(SPLIT) or "train" for row in found]).arrays("splits"),
     )
+
+
+def numbered(counts: np.ndarray, texts, splits: dict[str, np.ndarray], where: str):
+    """Like `number_classes`; where images have `counts` labels each, the labels are int32 [images, most of them], -1
+    behind the last one. `counts` of -1 stand for the only label."""
+    if (counts < 0).all():
+        return number_classes(texts, splits, where)
+    if not counts.any():
+        raise UserError(f"manifest {where} has no label in its column {LABELS}: add some, with semicolons between them")
+    owner = np.repeat(np.arange(len(counts)), counts)
+    parts = {name: np.flatnonzero(np.isin(owner, numbers)) for name, numbers in splits.items()}
+    flat, class_names, num_classes = number_classes(texts, parts, where)
+    labels = np.full((len(counts), counts.max()), -1, np.int32)
+    labels[owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)] = flat
+    return labels, class_names, num_classes
 
 
 def load(where: str) -> Listing:
@@ -88,7 +110,7 @@ def load(where: str) -> Listing:
     paths, texts = index.Strings.of(arrays, "paths"), index.Strings.of(arrays, "labels")
     names, split = distinct(index.Strings.of(arrays, "splits"))
     splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
-    labels, class_names, num_classes = number_classes(texts, splits, where)
+    labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
     root = os.path.dirname(where)
 
     def path(i: int) -> str:
@@ -102,6 +124,11 @@ def load(where: str) -> Listing:
         read=lambda i: storage.read(path(i)),
         describe=lambda i: index.printable(path(i)),
         fingerprint=index.digest(
-            paths.bytes, paths.ends, texts.bytes, texts.ends, "\n".join(names[i] for i in split.tolist())
+            paths.bytes,
+            paths.ends,
+            texts.bytes,
+            texts.ends,
+            "\n".join(names[i] for i in split.tolist()),
+            *([arrays["counts"]] if labels.ndim == 2 else []),
         ),
     )

@@ -32,7 +32,8 @@ def one_or_blank(make: Callable, blank: Callable) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Batches of this process: dicts of `image` uint8 [rows, S, S, 3], `label` int32, `mask` float32, `id` int64,
+    """Batches of this process: dicts of `image` uint8 [rows, S, S, 3], `label` int32 [rows] or [rows, set], `mask`
+    float32, `id` int64,
     `seed` int32 [rows, 2]."""
 
     source: Source
@@ -52,6 +53,9 @@ class Pipeline:
             found[:] = self.source.read(indices.tolist())
         return found
 
+    def label_shape(self) -> list[int]:
+        return [self.source.set_size] if self.source.set_size else []
+
     def read(self, item: dict) -> dict:
         """Adds the raw records of some items."""
         record = tf.numpy_function(self.records, [item["index"]], tf.string, stateful=False)
@@ -61,7 +65,10 @@ class Pipeline:
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
-        known = ops.require((label >= 0) & (label < self.source.num_classes), "the label is no class:", label)
+        lowest = -1 if self.source.set_size else 0
+        inside = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
+        known = ops.require(inside, "the label is no class:", label)
+        label = tf.ensure_shape(label, self.label_shape())
         image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
         with tf.control_dependencies([image, known]):
             seconds = tf.timestamp() - start
@@ -69,7 +76,7 @@ class Pipeline:
         return dict(image=image, label=label) | kept
 
     def blank(self, item: dict) -> dict:
-        image, zero = tf.zeros([self.size, self.size, 3], tf.uint8), tf.zeros([], tf.int32)
+        image, zero = tf.zeros([self.size, self.size, 3], tf.uint8), tf.zeros(self.label_shape(), tf.int32)
         kept = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
         return dict(image=image, label=zero, mask=tf.zeros([])) | kept
 

@@ -151,8 +151,17 @@ def readable(read: Callable, describe: Callable[[int], str], transform: Callable
     return one
 
 
+def must_have_one_label(is_set: bool) -> None:
+    """Raises UserError for images with several labels each."""
+    if is_set:
+        raise UserError(
+            "images with several labels each can't be copied as a data set of TFDS: train on them as they are"
+        )
+
+
 def of_listing(listing: Listing, numbers: np.ndarray, transform: Callable[[bytes], bytes]) -> Examples:
     labels = listing.labels
+    must_have_one_label(labels.ndim == 2)
 
     def describe(i: int) -> str:
         return listing.describe(int(numbers[i]))
@@ -167,6 +176,7 @@ def of_source(source, transform: Callable[[bytes], bytes]) -> Examples:
     """The examples of what TFDS has prepared."""
     import tensorflow as tf
 
+    must_have_one_label(source.set_size > 0)
     parse = tf.function(source.parse, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)])
 
     def read(i: int) -> tuple[bytes, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import index, storage, tfrecord
+from vit_jax.data import index, labels, storage, tfrecord
 from vit_jax.data.source import Source
 from vit_jax.errors import UserError, one_line
 
@@ -38,21 +38,6 @@ def builder_of(name: str, data_dir: str):
     return builder
 
 
-def make_parse(features, image_key: str, label_key: str) -> Callable:
-    """Parses a serialized example without decoding its image."""
-    import tensorflow_datasets as tfds
-
-    decoders = {image_key: tfds.decode.SkipDecoding()}
-    wanted = {image_key: features[image_key], label_key: features[label_key]}
-    partial = type(features)(wanted)
-
-    def parse(record, i):
-        example = partial.deserialize_example(record, decoders=decoders)
-        return example[image_key], tf.cast(example[label_key], tf.int32)
-
-    return parse
-
-
 def keys_of(info, name: str) -> tuple[str, str]:
     """The features that hold image and label.
 
@@ -63,7 +48,8 @@ def keys_of(info, name: str) -> tuple[str, str]:
 
     image_key, label_key = (info.supervised_keys or ("image", "label"))[:2]
     for key, kind in ((image_key, tfds.features.Image), (label_key, tfds.features.ClassLabel)):
-        if key not in info.features or not isinstance(info.features[key], kind):
+        feature = dict(info.features.items()).get(key)
+        if not isinstance(feature, kind) and not (key == label_key and labels.is_set(feature)):
             raise UserError(
                 f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: choose another"
             )
@@ -95,7 +81,7 @@ def array_record_reader(instructions) -> Callable:
 
 
 def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -> np.ndarray:
-    """The labels of all records, int32 [count]. Reads the whole split, once: the labels are kept."""
+    """The labels of all records, of sets the first, int32 [count]. Reads the whole split, once: the labels are kept."""
 
     def scan() -> dict[str, np.ndarray]:
         def records(numbers):
@@ -103,7 +89,7 @@ def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -
 
         numbers = tf.data.Dataset.range(count).batch(64)
         pairs = numbers.map(lambda i: (tf.numpy_function(records, [i], tf.string, stateful=False), i)).unbatch()
-        labels = pairs.map(lambda record, i: parse(tf.ensure_shape(record, []), i)[1])
+        labels = pairs.map(lambda record, i: tf.reshape(parse(tf.ensure_shape(record, []), i)[1], [-1])[0])
         log.info("reading the labels of %d records, once", count)
         return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
 
@@ -112,28 +98,39 @@ def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -
 
 
 def load(name: str, split: str, data_dir: str) -> Source:
-    """Opens a split of a prepared data set.
+    """Opens a split of a prepared data set by its image and label.
 
     Raises:
       UserError: it is not prepared, lacks a file or the split, or is not for classification.
     """
     builder = builder_of(name, data_dir)
+    image_key, label_key = keys_of(builder.info, name)
+    return open_split(builder, name, split, image_key, labels.of_feature(builder.info.features, label_key))
+
+
+def open_split(builder, name: str, split: str, image_key: str, rule: labels.Rule, scale: int = 1) -> Source:
+    """The records of a TFDS split expression, with images and labels as `labels.make_parse` reads them.
+
+    Raises:
+      UserError: there is no such split, or a file is missing.
+    """
     info = builder.info
     instructions = instructions_of(info, name, split)
-    keys = keys_of(info, name)
     is_array_record = info.file_format.value == "array_record"
     read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
-    parse, count = make_parse(info.features, *keys), sum(part.take for part in instructions)
+    parse = labels.make_parse(info.features, image_key, rule, scale)
+    count = sum(part.take for part in instructions)
     parts = [(os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard) for part in instructions]
     sizes = {key: part.num_bytes for key, part in info.splits.items() if key in re.findall(r"[\w.-]+", split)}
-    fingerprint = index.digest(info.full_name, repr(parts), repr(sizes))
+    fingerprint = index.digest(info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else []))
     return Source(
         num_examples=count,
-        num_classes=info.features[keys[1]].num_classes,
-        class_names=tuple(info.features[keys[1]].names),
+        num_classes=len(rule.names),
+        class_names=tuple(rule.names),
         read=read,
         parse=parse,
         describe=lambda i: f"record {i} of {name} {split}",
         labels=lambda: read_labels(read, parse, count, fingerprint + os.fspath(builder.data_dir)),
         fingerprint=fingerprint,
+        set_size=rule.set_size,
     )

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pathlib
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,9 +61,21 @@ def field(number: int, payload: bytes) -> bytes:
     return bytes([number << 3 | 2]) + varint(len(payload)) + payload
 
 
-def encode_example(image: bytes, label: int) -> bytes:
-    """A tf.train.Example of `image` and `label`. By hand, as protocol buffers leave the order of a map open."""
-    features = {"image": field(1, field(1, image)), "label": field(3, field(1, varint(label)))}
+def of_bytes(value: bytes) -> bytes:
+    """A feature of a tf.train.Example, as `encode` takes it; likewise the next two."""
+    return field(1, field(1, value))
+
+
+def of_float(value: float) -> bytes:
+    return field(2, field(1, struct.pack("<f", value)))
+
+
+def of_int(value: int) -> bytes:
+    return field(3, field(1, varint(value)))
+
+
+def encode(features: Mapping[str, bytes]) -> bytes:
+    """A tf.train.Example. By hand, as protocol buffers leave the order of a map open."""
     entries = (field(1, field(1, key.encode()) + field(2, feature)) for key, feature in features.items())
     return field(1, b"".join(entries))
 
@@ -153,7 +166,8 @@ def write_shard(
             if stop.is_set():
                 raise Stopped
             try:
-                yield encode_example(*examples.read(i))
+                image, label = examples.read(i)
+                yield encode(dict(image=of_bytes(image), label=of_int(label)))
             except Corrupt as error:
                 skipped.append(refuse_or_skip(examples, i, error, skip_corrupt))
             progress.advance(1)

@@ -16,8 +16,9 @@ class Source:
 
     `read([i, j, ...])` returns the bytes of these records; `parse(record, i)` turns one inside a TensorFlow graph into
     the encoded image (a string tensor) and its int32 label; `describe(i)` names it for messages; `labels()` are those
-    of all records, int32 [num_examples], which may take a scan. `parts` are (examples, weight) of what is mixed, in the
-    order of the records; one part unless it is a mixture.
+    of all records, int32 [num_examples], which may take a scan. With a `set_size` above 0 an example has several
+    labels: `parse` gives int32 [set_size], -1 where there are fewer, and `labels()` the first of each. `parts` are
+    (examples, weight) of what is mixed, in the order of the records; one part unless it is a mixture.
     """
 
     num_examples: int
@@ -29,6 +30,7 @@ class Source:
     labels: Callable[[], np.ndarray]
     fingerprint: str
     parts: tuple[tuple[int, float], ...] = ()
+    set_size: int = 0
 
     def __post_init__(self):
         if len(self.parts) < 2:
@@ -38,7 +40,7 @@ class Source:
 def indexed(listing: Listing, numbers: np.ndarray) -> Source:
     """The files `numbers` of a listing."""
     labels = listing.labels[numbers]
-    table = tf.constant(labels, tf.int32)
+    is_set, table = labels.ndim == 2, tf.constant(labels, tf.int32)
     return Source(
         num_examples=len(numbers),
         num_classes=listing.num_classes,
@@ -46,8 +48,9 @@ def indexed(listing: Listing, numbers: np.ndarray) -> Source:
         read=lambda chosen: [listing.read(numbers[i]) for i in chosen],
         parse=lambda record, i: (record, tf.gather(table, i)),
         describe=lambda i: listing.describe(numbers[i]),
-        labels=lambda: labels,
+        labels=lambda: labels[:, 0] if is_set else labels,
         fingerprint=listing.fingerprint,
+        set_size=labels.shape[1] if is_set else 0,
     )
 
 
@@ -81,14 +84,14 @@ def renumbered(source: Source, class_names: Sequence[str], where: str) -> Source
 
     def parse(record, i):
         encoded, label = source.parse(record, i)
-        return encoded, tf.gather(table, label)
+        return encoded, tf.where(label < 0, -1, tf.gather(table, tf.maximum(label, 0)))
 
     return dataclasses.replace(
         source,
         num_classes=len(class_names),
         class_names=class_names,
         parse=parse,
-        labels=lambda: table[source.labels()],
+        labels=lambda: np.where((own := source.labels()) < 0, -1, table[own]),
     )
 
 
@@ -123,6 +126,8 @@ def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence
             f"the parts of data.mixture have different numbers of classes ({counts}), and not all have class names to "
             "match them by: mix data of the same classes"
         )
+    if len({source.set_size for source in sources}) > 1:
+        raise UserError("images have one label in one part of data.mixture and several in another: mix like data")
     counts = np.asarray([source.num_examples for source in sources], np.int64)
     starts = np.cumsum(counts) - counts
 
@@ -158,4 +163,5 @@ def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence
         labels=lambda: np.concatenate([source.labels() for source in sources]),
         fingerprint="+".join(source.fingerprint for source in sources),
         parts=tuple(zip(counts.tolist(), weights, strict=True)),
+        set_size=first.set_size,
     )

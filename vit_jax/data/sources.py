@@ -1,10 +1,11 @@
-"""Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, a mixture, or what TFDS has prepared."""
+"""Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture, or what TFDS has."""
 
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import catalog, prepared, splits
+from vit_jax.data import catalog, prepared, splits, task_source, tasks
 from vit_jax.data.source import Source, indexed, mixture, take
+from vit_jax.errors import UserError
 
 
 def open_source(name: str, split: str, data_dir: str = "") -> Source:
@@ -14,6 +15,9 @@ def open_source(name: str, split: str, data_dir: str = "") -> Source:
       UserError: it is not there, is incomplete, or has no such split.
     """
     tf.config.set_visible_devices([], "GPU")
+    if name.startswith(tasks.PREFIX):
+        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
+        return task_source.open_part(name, task, task_source.find(task, data_dir), split)
     if (listing := catalog.listing(name)) is None:
         return prepared.load(name, split, data_dir)
     return indexed(listing, splits.select(split, listing.splits, name))
@@ -26,8 +30,25 @@ def open_training(data) -> Source:
         opened = [open_source(name, split, data.data_dir) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
     source = open_source(data.name, data.split, data.data_dir)
-    if not data.subset:
-        return source
+    return take(source, subset_of(source, data)) if data.subset else source
+
+
+def open_rest(data) -> Source:
+    """What `config.data.subset` leaves out.
+
+    Raises:
+      UserError: it leaves out nothing.
+    """
+    source = open_source(data.name, data.split, data.data_dir) if data.subset else None
+    rest = source and np.setdiff1d(np.arange(source.num_examples), subset_of(source, data))
+    if rest is None or not len(rest):
+        raise UserError(
+            f"an evaluation has data.rest=True, but data.subset={data.subset!r} of {data.name} leaves nothing out: set "
+            "it to a part, as 90%"
+        )
+    return take(source, rest)
+
+
+def subset_of(source: Source, data) -> np.ndarray:
     where = f"{data.name} {data.split}"
-    numbers = splits.stratified(np.asarray(source.labels()), data.subset, data.subset_seed, where)
-    return take(source, numbers)
+    return splits.stratified(np.asarray(source.labels()), data.subset, data.subset_seed, where)

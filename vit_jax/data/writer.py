@@ -46,8 +46,12 @@ class Target:
         return self.folder.with_name(f".{VERSION}.preparing")
 
     def shards(self, split: str, count: int) -> list[pathlib.Path]:
-        """As TFDS names them."""
-        return [self.staging / f"{self.name}-{split}.array_record-{i:05}-of-{count:05}" for i in range(count)]
+        return shard_paths(self.staging, self.name, split, count)
+
+
+def shard_paths(folder: pathlib.Path, name: str, split: str, count: int) -> list[pathlib.Path]:
+    """As TFDS names them."""
+    return [folder / f"{name}-{split}.array_record-{i:05}-of-{count:05}" for i in range(count)]
 
 
 # --- what to write where ----------------------------------------------------------------------------------------------
@@ -113,18 +117,25 @@ def dataset_info(target: Target, results: Mapping[str, list[dict]]):
         description=f"Written by python -m vit_jax.data prepare; see prepared.json. {json.dumps(target.origin)[:1000]}",
     )
     info.set_file_format("array_record")
+    info.set_splits(split_dict(target.staging, target.name, results))
+    return info
+
+
+def split_dict(folder: pathlib.Path, name: str, results: Mapping[str, list[dict]]):
+    """What TFDS needs to know of the shards in a folder; `results`: split -> {"examples": count} by shard."""
+    import tensorflow_datasets as tfds
+
     splits = []
     for split, parts in results.items():
         template = tfds.core.ShardedFileTemplate(
-            data_dir=folder, dataset_name=target.name, split=split, filetype_suffix="array_record"
+            data_dir=os.fspath(folder), dataset_name=name, split=split, filetype_suffix="array_record"
         )
-        size = sum(path.stat().st_size for path in target.shards(split, len(parts)))
+        size = sum(path.stat().st_size for path in shard_paths(folder, name, split, len(parts)))
         lengths = [part["examples"] for part in parts]
         splits.append(
             tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size, filename_template=template)
         )
-    info.set_splits(tfds.core.SplitDict(splits))
-    return info
+    return tfds.core.SplitDict(splits)
 
 
 def finish(target: Target, splits: Mapping[str, Examples], results: Mapping[str, list[dict]]) -> dict:

@@ -6,6 +6,7 @@ It runs on the host in float64: the constant feature of 100 makes the system bad
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators.features import Features
 
 BIAS = 100.0  # constant feature; as large as this, the ridge hardly shrinks its weight
 STD_EPSILON = 1e-5
@@ -115,3 +116,19 @@ def least_squares(x, y, x_test, num_classes: int, l2: float) -> np.ndarray:
     if x_test.shape[1] != len(mean):
         raise UserError(f"few-shot features must be as wide as in training, {len(mean)}; x_test has {x_test.shape[1]}")
     return with_constant((x_test - mean) / std) @ weights
+
+
+def evaluate(train: Features, test: Features, num_classes: int, settings) -> dict[str, float]:
+    """Accuracies `fewshot_K`, means over choices of K training examples per class.
+
+    Args:
+      settings: entry of `config.evals` with `shots`, `seeds` and `l2`.
+    """
+
+    def accuracy(shots: int, seed: int) -> float:
+        chosen = few_shot_indices(train.label, shots, num_classes, seed)
+        scores = least_squares(train.x[chosen], train.label[chosen], test.x, num_classes, settings.l2)
+        return float((scores.argmax(1) == test.label).mean())
+
+    seeds = range(settings.seeds)
+    return {f"fewshot_{shots}": float(np.mean([accuracy(shots, seed) for seed in seeds])) for shots in settings.shots}

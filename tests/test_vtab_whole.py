@@ -1,0 +1,89 @@
+"""All 19 tasks by the command that a user runs: real features of every data set, generated sprites, and a kill."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import mocked_tfds
+import pytest
+import tensorflow as tf
+from test_vtab import ROOT, SMALL
+
+from vit_jax.data.tasks import VTAB
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A config for a tiny model, the mocked data sets, and the sprites that `prepare` draws."""
+    where = tmp_path_factory.mktemp("whole")
+    (where / "small.py").write_text(SMALL.format(root=str(ROOT)))
+    tf.config.set_visible_devices([], "GPU")
+    mocked_tfds.main(str(where / "data"))
+    done = start(where, "prepare", "--tasks=dsprites_label_x_position").communicate(timeout=600)
+    assert "sprites" in done[1], done
+    return where
+
+
+def start(where, command: str, *arguments, workdir: str = "") -> subprocess.Popen:
+    words = [sys.executable, "-m", "vit_jax.vtab", command, f"--config={where}/small.py"]
+    words += [f"--config.data.data_dir={where}/data", "--config.vtab.generated=True", *arguments]
+    words += [f"--workdir={where}/{workdir}"] if workdir else []
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def results(where, workdir: str) -> dict:
+    return json.loads((where / workdir / "vtab.json").read_text())
+
+
+def test_all_tasks_run_and_a_kill_in_the_seventh_changes_no_number(folder):
+    run = start(folder, "run", workdir="killed")
+    tasks = folder / "killed" / "tasks"
+    while not tasks.exists() or len(list(tasks.glob("*.json"))) < 12:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.05)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    kept = {path.name: path.read_text() for path in tasks.glob("*.json")}
+    assert 12 <= len(kept) <= 14
+    again = start(folder, "run", workdir="killed")
+    out, err = again.communicate(timeout=900)
+    assert again.returncode == 0, err[-3000:]
+    assert all((tasks / name).read_text() == text for name, text in kept.items())
+    assert err.count(": top1 ") == 19 - len(kept) // 2
+    straight = start(folder, "run", workdir="straight")
+    out, err = straight.communicate(timeout=900)
+    assert straight.returncode == 0, err[-3000:]
+
+    first, second = results(folder, "straight"), results(folder, "killed")
+    assert list(first["tasks"]) == list(VTAB) and first["means"] == second["means"]
+    for name, task in first["tasks"].items():
+        assert task["seeds"] == second["tasks"][name]["seeds"] and task["status"] == "done"
+        assert (task["num_train"], task["num_test"]) == (1_000, 90)
+    assert None not in first["means"].values() and not first["standard"]
+    generated = [name for name, task in first["tasks"].items() if task["data"]["generated"]]
+    assert generated == ["dsprites_label_x_position", "dsprites_label_orientation"]
+    table = (folder / "straight" / "vtab.md").read_text()
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + 1 + 19 + 4 and table.count("generated data") == 4
+    assert "90 of 73,728 test images" in table and out.count("mean") == 4
+
+
+def test_two_processes_share_the_tasks_and_give_the_same(folder):
+    names = "dtd,kitti_closest_vehicle_distance,smallnorb_label_azimuth"  # with two seeds, the second is shared
+    command = [sys.executable, "-m", "launch.local", "--num_processes=2", "--devices=1", "--", sys.executable, "-m"]
+    command += ["vit_jax.vtab", "run", f"--config={folder}/small.py", f"--tasks={names}"]
+    command += [f"--config.data.data_dir={folder}/data", f"--workdir={folder}/two"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = start(folder, "run", f"--tasks={names}", workdir="one")
+    err = alone.communicate(timeout=600)[1]
+    assert alone.returncode == 0, err[-3000:]
+    one, two = results(folder, "one")["tasks"], results(folder, "two")["tasks"]
+    assert {name: task["seeds"] for name, task in one.items()} == {name: task["seeds"] for name, task in two.items()}
+    other = (pathlib.Path(folder) / "two" / "logs" / "process_1.txt").read_text()
+    assert other.count(": top1 ") == 2

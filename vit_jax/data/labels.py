@@ -1,0 +1,114 @@
+"""How an example of a data set gives its image and its label, where that is more than two features."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from vit_jax.data import ops
+
+MAX_LABELS = 64  # of one example
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """`label(example)` gives an integer scalar from the features `keys`; `names` are those of the classes; `what` tells
+    rules for the same records apart."""
+
+    keys: tuple[str, ...]
+    label: Callable[[dict], tf.Tensor]
+    names: Sequence[str]
+    what: str = ""
+    set_size: int = 0  # of a rule that gives several labels, the most of them
+
+
+def bin_of(value, thresholds: Sequence[float]):
+    """The largest k with thresholds[k] < value: a value at a threshold belongs to the bin below it."""
+    return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
+
+
+def bin_names(unit: str, edges: Sequence[str]) -> list[str]:
+    """ "up to A", "A to B", ..., "above Z"."""
+    between = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
+    return [f"{text} {unit}".strip() for text in (f"up to {edges[0]}", *between, f"above {edges[-1]}")]
+
+
+def clevr_count(example):
+    return tf.shape(example["objects"]["pixel_coords"])[0] - 3
+
+
+def clevr_distance(example):
+    """Of the object that is closest to the camera; the third pixel coordinate is depth."""
+    depth = tf.reduce_min(example["objects"]["pixel_coords"][:, 2])
+    return bin_of(depth, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
+
+
+def kitti_distance(example):
+    """Of the closest car, van or truck, by its depth in metres; without any it is 1000."""
+    is_vehicle = example["objects"]["type"] < 3
+    depths = tf.boolean_mask(example["objects"]["location"][:, 2], is_vehicle)
+    return bin_of(tf.reduce_min(tf.concat([depths, [1000.0]], axis=0)), (-100.0, 8.0, 20.0, 999.0))
+
+
+def grouped(key: str, classes: int, groups: int) -> Rule:
+    """Every classes / groups neighbouring classes are one, by rounding down in float32."""
+
+    def label(example):
+        return tf.cast(tf.math.floor(tf.cast(example[key], tf.float32) / (classes / groups)), tf.int32)
+
+    return Rule((key,), label, [f"{key.removeprefix('label_')} {i}" for i in range(groups)])
+
+
+# By the name that `data.tasks` gives.
+RULES = {
+    "clevr_count_all": Rule(("objects",), clevr_count, [f"{n} objects" for n in range(3, 11)]),
+    "clevr_closest_object_distance": Rule(("objects",), clevr_distance, bin_names("", ("8", "8.5", "9", "9.5", "10"))),
+    "kitti_closest_vehicle_distance": Rule(("objects",), kitti_distance, [*bin_names("m", ("8", "20")), "no vehicle"]),
+    "dsprites_label_x_position": grouped("label_x_position", 32, 16),
+    "dsprites_label_orientation": grouped("label_orientation", 40, 16),
+}
+
+
+def is_set(feature) -> bool:
+    """Whether a feature holds several classes."""
+    import tensorflow_datasets as tfds
+
+    return isinstance(feature, tfds.features.Sequence) and isinstance(feature.feature, tfds.features.ClassLabel)
+
+
+def padded(labels):
+    """int32 [MAX_LABELS], with -1 behind the labels [n]."""
+    count = tf.shape(labels)[0]
+    with tf.control_dependencies([ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]):
+        return tf.pad(tf.cast(labels, tf.int32), [[0, MAX_LABELS - count]], constant_values=-1)
+
+
+def of_feature(features, key: str) -> Rule:
+    """The label is a class feature, or the labels are a sequence of them."""
+    if is_set(features[key]):
+        names = tuple(features[key].feature.names)
+        return Rule((key,), lambda example: padded(example[key]), names, set_size=MAX_LABELS)
+    return Rule((key,), lambda example: tf.cast(example[key], tf.int32), tuple(features[key].names))
+
+
+def make_parse(features, image_key: str, rule: Rule, scale: int = 1) -> Callable:
+    """f(serialized example, number) -> (encoded image, label int32).
+
+    Args:
+      features: of the TFDS data set.
+      scale: factor of the pixels of a grey image with few levels, as 255 where they are 0 and 1.
+    """
+    import tensorflow_datasets as tfds
+
+    decoders = {image_key: tfds.decode.SkipDecoding()}
+    partial = type(features)({key: features[key] for key in (image_key, *rule.keys)})
+
+    def parse(record, i):
+        example = partial.deserialize_example(record, decoders=decoders)
+        image = example[image_key]
+        if scale != 1:
+            image = tf.io.encode_png(tf.io.decode_png(image, channels=1) * scale)
+        return image, tf.cast(rule.label(example), tf.int32)
+
+    return parse

@@ -1,0 +1,168 @@
+"""Classes or features of images, by any weights.
+
+python -m vit_jax.predict --checkpoint=WEIGHTS IMAGE_OR_FOLDER... [--top_k=5] [--out=FILE.csv|.npz]
+"""
+
+import csv
+import io
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from etils import epath
+
+from vit_jax import errors, metrics, pretrained, result_file, sharding, user_cache
+from vit_jax.errors import NegativeResult, UserError, one_line
+
+log = logging.getLogger("vit_jax.predict")
+
+PER_DEVICE = 32  # images at a time
+KINDS = (".csv", ".npz")
+
+
+def make_step(model, top_k: int, is_multi_label: bool):
+    """f(params, image uint8 [batch, H, W, 3]) -> (features [batch, embed], class [batch, k], probability [batch, k]).
+
+    With `top_k` 0 it gives features alone.
+    """
+
+    def step(params, image):
+        image = model.normalize(image)
+        features = pretrained.features(model, params, image).astype(jnp.float32)
+        if not top_k:
+            return (features,)
+        logits = model.apply({"params": params}, image).astype(jnp.float32)
+        likely, label = jax.lax.top_k(jax.nn.sigmoid(logits) if is_multi_label else jax.nn.softmax(logits), top_k)
+        return features, label, likely
+
+    return jax.jit(step)
+
+
+def batches_of(model, listing, count: int, rows: int) -> Iterator[dict]:
+    """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what can't be read."""
+    from vit_jax.data import pipeline, source
+
+    crop = dict(crop="central", fraction=model.crop) if model.crop else dict(crop="resize")
+    method = model.interpolation if model.interpolation in ("bilinear", "bicubic") else "bilinear"
+    how = ml_collections.ConfigDict(crop | dict(method=method))
+    images = source.indexed(listing, np.arange(count))
+    host = pipeline.eval_pipeline(how, images, np.arange(rows), rows, model.image_size[0], "skip")
+    return host.batches()
+
+
+def predict(weights: pretrained.Weights, given: Sequence[str], top_k: int, image_size: int | None) -> dict:
+    """Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images that can be read.
+
+    With `top_k` 0 the last two are left out. `unreadable` has the paths of other images, `names` those of the classes.
+
+    Raises:
+      UserError: a path does not exist, or the weights can't do this.
+    """
+    from vit_jax.data import paths
+
+    model, params = pretrained.build(weights, image_size=image_size)
+    if top_k and not model.num_classes:
+        raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
+    if model.image_size[0] != model.image_size[1]:
+        raise UserError(f"{weights.path} is for images of {model.image_size}: only square ones are predicted")
+    found, listing = paths.load(given)
+    mesh = sharding.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
+    rows = PER_DEVICE * mesh.size
+    step = make_step(model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent"))
+    parts, good = [], []
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, sharding.replicated(mesh))
+        for batch in batches_of(model, listing, len(found), rows):
+            image = jax.device_put(batch["image"], sharding.batch_sharding(mesh))
+            keep = batch["mask"] > 0
+            parts.append([np.asarray(part)[keep] for part in jax.device_get(step(params, image))])
+            good.append(batch["id"][keep])
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    number = np.concatenate(good)
+    names = weights.class_names or [f"class {i}" for i in range(model.num_classes)]
+    result = dict(zip(("features", "label", "probability"), columns, strict=False))
+    readable = set(number.tolist())
+    bad = [path for i, path in enumerate(found) if i not in readable]
+    return result | dict(path=[found[i] for i in number], unreadable=bad, names=list(names))
+
+
+def as_csv(result: dict) -> str:
+    """A line per image: its path, then class and probability by rank, or the features."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if "label" not in result:
+        writer.writerow(["path", *(f"feature_{i}" for i in range(result["features"].shape[1]))])
+        writer.writerows(
+            [path, *map(repr, row.tolist())] for path, row in zip(result["path"], result["features"], strict=True)
+        )
+        return text.getvalue()
+    ranks = range(1, result["label"].shape[1] + 1)
+    writer.writerow(["path", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
+    for path, labels, likely in zip(result["path"], result["label"], result["probability"], strict=True):
+        pairs = [(result["names"][i], f"{p:.6g}") for i, p in zip(labels, likely, strict=True)]
+        writer.writerow([path, *(cell for pair in pairs for cell in pair)])
+    return text.getvalue()
+
+
+def write(path: str, result: dict) -> None:
+    """Writes .csv or .npz.
+
+    Raises:
+      UserError: it can't be written.
+    """
+    try:
+        if path.endswith(".csv"):
+            epath.Path(path).write_text(as_csv(result))
+            return
+        arrays = {key: np.asarray(value) for key, value in result.items() if key != "unreadable"}
+        with epath.Path(path).open("wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise UserError(
+            f"--out={path} can't be written ({error.strerror or one_line(error)}): choose another"
+        ) from None
+
+
+def show(result: dict) -> None:
+    for row, path in enumerate(result["path"]):
+        if "label" not in result:
+            print(f"{path}: {result['features'].shape[1]} features, the first {result['features'][row, 0]:.6g}")
+            continue
+        best = zip(result["label"][row], result["probability"][row], strict=True)
+        print(f"{path}:", ", ".join(f"{result['names'][i]} {p:.1%}" for i, p in best))
+
+
+def main(argv: list[str]) -> int:
+    parser = errors.ArgumentParser("vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--checkpoint", required=True, help="a workdir, .npz, .safetensors, or a folder of timm or HF")
+    parser.add_argument("images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched to any depth")
+    parser.add_argument("--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help=f"where to write: {' or '.join(KINDS)} (default: the terminal)")
+    parser.add_argument("--image_size", type=int, help="side in pixels (default: that of the weights)")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args = parser.parse_args(argv)
+
+    def work():
+        if args.top_k < 0 or (args.image_size is not None and args.image_size < 1):
+            raise UserError("--top_k and --image_size can't be negative: correct them")
+        if args.out and not args.out.endswith(KINDS):
+            raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
+        result_file.check(args.out, "--out")
+        user_cache.keep_programs()
+        with metrics.logging_to(None):
+            weights = pretrained.read(args.checkpoint, image_size=args.image_size)
+            result = predict(weights, args.images, args.top_k, args.image_size)
+        write(args.out, result) if args.out else show(result)
+        if result["unreadable"]:
+            count, first = len(result["unreadable"]), result["unreadable"][0]
+            raise NegativeResult(f"{count} of the images can't be read, the first is {first}: they are left out")
+
+    return errors.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""VTAB-1k (arXiv 1910.04867): 19 tasks with 1,000 training images each, checked, prepared and run by one command.
+
+python -m vit_jax.vtab check   --config=configs/vtab.py [--tasks=a,b]
+python -m vit_jax.vtab prepare --config=configs/vtab.py [--tasks=a,b]
+python -m vit_jax.vtab run     --config=configs/vtab.py --config.init_from=WEIGHTS --workdir=DIR [--tasks=a,b]
+"""
+
+import os
+import signal
+import sys
+
+import jax
+
+from vit_jax import config as configs
+from vit_jax import errors, metrics, processes, result_file, user_cache, watch, workdir
+from vit_jax.data.tasks import VTAB, vtab
+from vit_jax.errors import NegativeResult, UserError
+
+
+def tasks_of(text: str) -> list[str]:
+    """The tasks of a list with commas in VTAB's order; all of an empty one.
+
+    Raises:
+      UserError: one is unknown.
+    """
+    given = [name.strip() for name in text.split(",")] if text else list(VTAB)
+    for name in given:
+        vtab(name)
+    return [name for name in VTAB if name in given]
+
+
+def check(config, names: list[str], path: str | None) -> None:
+    from vit_jax.vtab import check
+
+    rows = check.check(config, names)
+    check.show(rows)
+    result_file.write(path, rows)
+    if bad := [name for name, row in rows.items() if row["state"] not in ("ready", "generated")]:
+        raise NegativeResult(f"{len(bad)} of {len(names)} tasks are not ready, the first is {bad[0]}: see the table")
+
+
+def run(config, names: list[str], folder: str | None, path: str | None) -> None:
+    from vit_jax.vtab import report, suite
+
+    if not folder:
+        raise UserError("--workdir is missing: say where the results go, as --workdir=DIR")
+    processes.start()
+    user_cache.keep_programs()
+    # Results are kept by task, and there is nothing else to save: the same command continues.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(errors.Preempted.exit_code))
+    place = workdir.make(folder)
+    with metrics.logging_to(place):
+        found = suite.run(config, place, names)
+        if jax.process_index() == 0:
+            report.show(found)
+            print(f"Results: {place / 'vtab.json'}  {place / 'vtab.md'}  {place / 'vtab.png'}")
+            result_file.write(path, found)
+        if bad := [name for name in names if found["tasks"][name]["status"] != "done"]:
+            raise NegativeResult(
+                f"{len(bad)} of {len(names)} tasks have no result, the first is {bad[0]}: see the table"
+            )
+
+
+def main(argv: list[str]) -> int:
+    parser = errors.ArgumentParser("vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("command", choices=("check", "prepare", "run"))
+    parser.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="the protocol; --config.KEY=VALUE")
+    parser.add_argument("--workdir", metavar="DIR", help="of run: where results are kept; the same command continues")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="some of the tasks (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="also write the result here")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args, overrides = parser.parse_known_args(argv)
+
+    def work():
+        config, names = configs.load(args.config, overrides), tasks_of(args.tasks)
+        if not config.vtab:
+            raise UserError(f"config {args.config} has no settings of VTAB: use configs/vtab.py, or set vtab in it")
+        result_file.check(args.json)
+        if args.command == "run":
+            return run(config, names, args.workdir, args.json)
+        with metrics.logging_to(None):
+            if args.command == "check":
+                return check(config, names, args.json)
+            from vit_jax.vtab import check as checks
+
+            checks.prepare(config, names)
+
+    return watch.run(work, args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
