@@ -4,12 +4,16 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compilation; what is compared are numbers, not speed.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # every test compiles what it tests
+# One folder of compiled programs for all workers and the commands that they start: many tests train the same model.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    PROGRAMS = tempfile.TemporaryDirectory()
+    os.environ |= dict(JAX_COMPILATION_CACHE_DIR=PROGRAMS.name, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
 
 import numpy as np
 import pytest
