@@ -145,6 +145,7 @@ def test_data_commands_run(command, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatch, capfd):
     """`make demo` without the installation: what it prints, draws, and reaches."""
+    monkeypatch.delenv("XLA_FLAGS")  # one device and optimised programs, as at a user's
     assert demo.main([f"--workdir={tmp_path}/demo_workdir"]) == 0
     out = capfd.readouterr().out
     assert "test top-1" in out and "loss.png" in out and "accuracy.png" in out
