@@ -15,6 +15,13 @@ from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
 
 
+@pytest.fixture(autouse=True)
+def cache():
+    """The step's benchmark turns the cache of programs off; the tests after it want it."""
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 def test_the_report_holds_every_stage(tiny, tmp_path):
     path = tmp_path / "out.json"
     arguments = [f"--config={tiny}", f"--json={path}", "--images=128", "--runs=2", "--topology=v5e:2x4", "--mfu=0.25"]

@@ -1,4 +1,4 @@
-"""Products of bfloat16 operands on CPUs, and LayerNorm: against float64, within the bounds that rounding gives."""
+"""Products of bfloat16 operands on CPUs, LayerNorm, GELU: against float64, within the bounds that rounding gives."""
 
 import re
 
@@ -11,6 +11,7 @@ from conftest import golden_file
 
 import vit_jax
 from vit_jax.models import kernels, norm, products
+from vit_jax.models.gelu import gelu
 
 # Rounding to bfloat16 changes a number by at most this share, so a product of two by 2 ROUND + ROUND^2.
 ROUND = 2.0**-8
@@ -121,6 +122,15 @@ def test_layer_norm_keeps_the_input_alone():
     x, params = draw(4, 16, 64), dict(scale=np.ones(64, np.float32), bias=np.zeros(64, np.float32))
     _, kept = jax.vjp(lambda x: norm.LayerNorm().apply({"params": params}, x), x)
     assert sum(leaf.size >= x.size for leaf in jax.tree.leaves(kept)) == 1
+
+
+def test_gelu_and_its_gradient_equal_flaxs_and_keep_the_input_alone():
+    x, gradient = draw(4, 64) * 3, draw(4, 64, seed=1)
+    (y, found), (truth, derivative) = jax.vjp(gelu, x), jax.vjp(nn.gelu, x)
+    np.testing.assert_allclose(y, truth, atol=1e-6)
+    np.testing.assert_allclose(found(gradient)[0], derivative(gradient)[0], atol=1e-5)
+    assert sum(leaf.size >= x.size for leaf in jax.tree.leaves(found)) == 1
+    assert gelu(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_bfloat16_is_for_the_operands_of_products_alone(tmp_path):

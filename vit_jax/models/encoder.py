@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import sharding
 from vit_jax.models import kernels
+from vit_jax.models.gelu import gelu
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
@@ -24,7 +25,7 @@ DROPPATH_SHAPES = {
     "linear": lambda rate, share: rate * share,
     "constant": lambda rate, share: rate * jnp.ones_like(share),
 }
-GELUS = {"tanh": lambda x: nn.gelu(x, approximate=True), "erf": lambda x: nn.gelu(x, approximate=False)}
+GELUS = {"tanh": gelu, "erf": lambda x: nn.gelu(x, approximate=False)}
 
 xavier = nn.initializers.xavier_uniform()
 small = nn.initializers.normal(1e-6)
