@@ -7,7 +7,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import sharding
 from vit_jax.models import kernels
-from vit_jax.models.gelu import gelu
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
@@ -25,7 +24,7 @@ DROPPATH_SHAPES = {
     "linear": lambda rate, share: rate * share,
     "constant": lambda rate, share: rate * jnp.ones_like(share),
 }
-GELUS = {"tanh": gelu, "erf": lambda x: nn.gelu(x, approximate=False)}
+GELUS = {"tanh": lambda x: nn.gelu(x, approximate=True), "erf": lambda x: nn.gelu(x, approximate=False)}
 
 xavier = nn.initializers.xavier_uniform()
 small = nn.initializers.normal(1e-6)
@@ -76,9 +75,10 @@ class MlpBlock(nn.Module):
     def __call__(self, x, noise=None):
         layer = dict(kernel_init=xavier, bias_init=small, **kernels.layer(self.dtype))
         dense = lambda features: nn.Dense(features, **layer)  # noqa: E731
+        gelu = kernels.activation(GELUS[self.gelu], self.dtype)
         width = x.shape[-1]
-        x = checkpoint_name(sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp"), "hidden")
-        x = dropout(GELUS[self.gelu](x), self.dropout, noise, 1, "mlp")
+        x = sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp").astype(self.dtype)
+        x = dropout(gelu(checkpoint_name(x, "hidden")), self.dropout, noise, 1, "mlp")
         return dropout(dense(width)(x), self.dropout, noise, 2)
 
 
