@@ -44,7 +44,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     import jax
 
     from vit_jax import config as configs
-    from vit_jax import perf, step_benchmark, user_cache
+    from vit_jax import perf, step_benchmark, train, user_cache
     from vit_jax import state as states
     from vit_jax.plan import compilation
 
@@ -55,13 +55,15 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     config = configs.load(f"{CONFIG}:{variant(model)}", overrides)
     job = compilation.on_devices(config, None, jax.devices())
     jax.set_mesh(job.mesh)
+    compiling = train.compile_meanwhile(job.train_step, job.state, job.batch)
     state = states.fresh_state(config, job.model, job.optimizer, job.state)
+    train_step, _ = compiling.result()
     images = step_benchmark.random_batch(job.batch, CLASSES)
     infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
 
     def train():
         nonlocal state
-        state, metrics = job.train_step(state, images)
+        state, metrics = train_step(state, images)
         return metrics["train/loss"]
 
     return train, lambda: infer(state.params, images["image"]), jax.block_until_ready, perf.model_flops(job.model)

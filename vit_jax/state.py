@@ -33,7 +33,8 @@ def init_state(config, model, tx) -> step.TrainState:
 
 def abstract_state(config, model, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
-    shapes = jax.eval_shape(lambda: init_state(config, model, tx))
+    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
+    shapes = jax.eval_shape(create, adapt.abstract_params(model))
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place)
 

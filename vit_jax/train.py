@@ -3,6 +3,7 @@
 python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--dry_run] [--debug]
 """
 
+import concurrent.futures
 import dataclasses
 import logging
 import math
@@ -70,6 +71,13 @@ def training_batches(config, mesh, source, start: int, total_steps: int, folder:
     return to_device.to_device(batches, mesh, rows, size, config.data.prefetch, host.stages), host
 
 
+def abstract_batch(config, mesh, source) -> dict:
+    """Shapes and places of those batches."""
+    from vit_jax.data import to_device
+
+    return to_device.abstract_batch(mesh, config.data.batch_size, config.image_size, source.set_size)
+
+
 def batch_ids(config, source) -> Callable[[int], list[int]]:
     """f(update, counted from 1) -> ids of the examples of its global batch."""
     from vit_jax.data import order
@@ -134,6 +142,20 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
     return jax.jit(
         train_step, donate_argnums=0, out_shardings=(states.shardings(abstract), None), compiler_options=options
     )
+
+
+def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
+    """Compiles a step in a thread, while the state is made or read; the result is (compiled step, seconds)."""
+    mesh = jax.sharding.get_mesh()
+
+    def work():
+        with jax.set_mesh(mesh):
+            return perf.timed(lambda: train_step.lower(*shapes).compile())
+
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -269,10 +291,12 @@ def train(config, folder: epath.Path) -> None:
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     skipped = soundness.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
     with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
+        compiling = compile_meanwhile(train_step, abstract, abstract_batch(config, mesh, source))
         first, state = states.start_state(config, model, tx, mesh, abstract, total_steps, checkpointer)
         workdir.claim(folder, config, source.fingerprint)
         batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:
+            train_step, timer.compile_s = compiling.result()
             parts = (train_step, eval_steps, opened, checkpointer, writer, timer, skipped, meta)
             Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
 

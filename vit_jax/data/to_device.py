@@ -28,9 +28,10 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
     return {name: build(local) for name, local in batch.items()}
 
 
-def abstract_batch(mesh: Mesh, batch_size: int, image_size: int) -> dict:
-    """Shapes, dtypes and shardings of a global batch of training."""
-    kinds = dict(image=((image_size, image_size, 3), np.uint8), label=((), np.int32), mask=((), np.float32))
+def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int = 0) -> dict:
+    """Shapes, dtypes and shardings of a global batch of training; images have sets of labels with a `set_size`."""
+    label = (set_size,) if set_size else ()
+    kinds = dict(image=((image_size, image_size, 3), np.uint8), label=(label, np.int32), mask=((), np.float32))
     kinds["seed"] = (2,), np.int32
     place = sharding.batch_sharding(mesh)
     return {
