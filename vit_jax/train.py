@@ -149,7 +149,7 @@ def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
     mesh = jax.sharding.get_mesh()
 
     def work():
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(mesh), perf.without_collections():
             return perf.timed(lambda: train_step.lower(*shapes).compile())
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
