@@ -13,6 +13,7 @@ import jax
 
 from vit_jax import (
     agreement,
+    chips,
     errors,
     evals,
     metrics,
@@ -75,6 +76,7 @@ def main(argv: list[str]) -> int:
         result_file.check(args.json)
         processes.start()
         user_cache.keep_programs()
+        chips.keep_memory()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
         with metrics.logging_to(None):
             agreement.agree(dict(configs.flatten(config)))

@@ -17,8 +17,8 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
+from vit_jax import chips, errors, metrics, processes, result_file, train, user_cache, watch, workdir
 from vit_jax import config as configs
-from vit_jax import errors, metrics, processes, result_file, train, user_cache, watch, workdir
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger("vit_jax.finetune")
@@ -191,6 +191,7 @@ def main(argv: list[str]) -> int:
         result_file.check(args.json)
         processes.start()
         user_cache.keep_programs()
+        chips.keep_memory()
         folder = workdir.make(args.workdir)
         tried = choose(config, folder, lrs, share)
         final = finish(config, folder / "final", best(tried))

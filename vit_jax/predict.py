@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from vit_jax import errors, metrics, pretrained, result_file, sharding, user_cache
+from vit_jax import chips, errors, metrics, pretrained, result_file, sharding, user_cache
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger("vit_jax.predict")
@@ -153,6 +153,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
         result_file.check(args.out, "--out")
         user_cache.keep_programs()
+        chips.keep_memory()
         with metrics.logging_to(None):
             weights = pretrained.read(args.checkpoint, image_size=args.image_size)
             result = predict(weights, args.images, args.top_k, args.image_size)

@@ -106,6 +106,7 @@ def run(config, args, overrides) -> list[dict]:
         raise UserError(f"--steps={args.steps} is too few: give 1 or more")
     wanted = parse_models(args.models, config)
     jax.config.update("jax_enable_compilation_cache", False)  # what is told is compiled
+    chips.keep_memory()
     product = product_flops(args.runs)
     rows = [perf.row("product of bfloat16 matrices, one device", "TFLOP/s", [flops / 1e12 for flops in product])]
     for variant, batch_size in wanted:

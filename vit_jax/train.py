@@ -297,6 +297,7 @@ def train(config, folder: epath.Path) -> None:
         batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:
             train_step, timer.compile_s = compiling.result()
+            chips.release_memory()
             parts = (train_step, eval_steps, opened, checkpointer, writer, timer, skipped, meta)
             Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
 
@@ -338,6 +339,7 @@ def main(argv: list[str]) -> int:
             raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
         processes.start()
         user_cache.keep_programs()
+        chips.keep_memory()
         folder = workdir.make(args.workdir)
         with metrics.logging_to(folder):
             train(config, folder)

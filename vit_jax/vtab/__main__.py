@@ -11,8 +11,8 @@ import sys
 
 import jax
 
+from vit_jax import chips, errors, metrics, processes, result_file, user_cache, watch, workdir
 from vit_jax import config as configs
-from vit_jax import errors, metrics, processes, result_file, user_cache, watch, workdir
 from vit_jax.data.tasks import VTAB, vtab
 from vit_jax.errors import NegativeResult, UserError
 
@@ -46,6 +46,7 @@ def run(config, names: list[str], folder: str | None, path: str | None) -> None:
         raise UserError("--workdir is missing: say where the results go, as --workdir=DIR")
     processes.start()
     user_cache.keep_programs()
+    chips.keep_memory()
     # Results are kept by task, and there is nothing else to save: the same command continues.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(errors.Preempted.exit_code))
     place = workdir.make(folder)
