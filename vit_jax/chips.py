@@ -89,9 +89,9 @@ def keep_memory() -> None:
     """On CPUs a step computes in the memory that the one before has left. To be called before the first device.
 
     XLA asks for the memory of a step each time anew, and glibc gives large blocks back to the kernel, which clears
-    every page again: 547 MiB in a step of Ti/16 with 16 images, a sixth of its time. So glibc keeps them, in the heap of
-    the main thread, because those of others hold 64 MiB at most; and the main thread computes a step before it asks for
-    the next, because steps that are dispatched ahead hold their memory from then on.
+    every page again: 547 MiB in a step of Ti/16 with 16 images, a sixth of its time. So glibc keeps them, in the heap
+    of the main thread, because those of others hold 64 MiB at most; and the main thread computes a step before it asks
+    for the next, because steps that are dispatched ahead hold their memory from then on.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if jax.default_backend() == "cpu":
