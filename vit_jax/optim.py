@@ -140,6 +140,15 @@ def adafactor(config):
 OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor, "lamb": adam}
 
 
+def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """optax's, but by one factor: dividing each entry makes XLA on CPUs write another array, 2 % of B/16's step."""
+
+    def update(updates, params):
+        return optax.tree.scale(jnp.minimum(1.0, limit / optax.tree.norm(updates)), updates)
+
+    return optax.stateless(update)
+
+
 # --- settings by parameter --------------------------------------------------------------------------------------------
 
 
@@ -287,7 +296,7 @@ def make_optimizer(config, params, total_steps: int):
     check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults] if uses_wd_mults else [], params)
     check_patterns("frozen", [config.frozen] if config.frozen else [], params)
     tx = optax.chain(
-        optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
+        clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         OPTIMIZERS[config.name](config),
         *decay_and_mults(config, depth),
         optax.scale_by_learning_rate(schedule),
