@@ -1,13 +1,19 @@
 """What the process is told of its memory."""
 
 import os
+import pathlib
 import platform
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from vit_jax import chips
+from vit_jax import config as configs
+from vit_jax.plan import compilation
+
+CONFIG = pathlib.Path(__file__).parent.parent / "configs/step.py"
 
 # The first product is an array of 64 MiB, more than glibc keeps by itself; each page that the kernel gives is a fault.
 # A step now and then takes new memory all the same, where a small block lies in the midst of the old.
@@ -43,3 +49,16 @@ def test_without_glibc_nothing_is_told(monkeypatch):
     assert chips.glibc("mallopt")(chips.M_TRIM_THRESHOLD, chips.NEVER) == 0
     monkeypatch.setattr(sys, "platform", "linux")
     assert chips.glibc("no_such_function")() == 0
+
+
+def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
+    settings = ["image_size=32", "model.width=48", "model.depth=1", "data.batch_size=2"]
+    config = configs.load(f"{CONFIG}:Ti/16", [f"--config.{setting}" for setting in settings])
+    job = compilation.on_devices(config, None, jax.devices()[:1])
+    with jax.set_mesh(job.mesh):
+        lowered = job.train_step.lower(job.state, job.batch)
+        plain, ours = (lowered.compile(dict.fromkeys(chips.COMPILER_OPTIONS["cpu"], on)) for on in (False, True))
+        default = lowered.compile()
+    copied = [compiled.as_text().count(" copy(%state_opt_state") for compiled in (plain, ours, default)]
+    assert copied[0] > 0 and copied[1:] == [0, 0]
+    assert default.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes

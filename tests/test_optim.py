@@ -374,3 +374,13 @@ def test_layers_are_needed_to_decay_by_layer():
     params = {"block1": {"kernel": jnp.ones(3)}}
     with pytest.raises(UserError, match=r"layer_decay=0.5 needs a model with encoder blocks"):
         optim.make_optimizer(settings(name="sgd", momentum=0.0, nesterov=False, layer_decay=0.5), params, 10)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 0.1, 30.0])
+def test_clipping_is_optaxs(size):
+    updates = {"a": size * np.ones((3, 4), np.float32), "b": [-size * np.arange(5, dtype=np.float32)]}
+    found, truth = (
+        tx.update(updates, tx.init(updates))[0]
+        for tx in (optim.clip_by_global_norm(0.7), optax.clip_by_global_norm(0.7))
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, truth)
