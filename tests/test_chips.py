@@ -1,4 +1,4 @@
-"""What the process is told of its memory."""
+"""What the process and the compiler are told of memory."""
 
 import os
 import pathlib

@@ -14,7 +14,6 @@ from vit_jax.errors import UserError
 from vit_jax.plan import compilation
 
 WARMUP = 2  # calls that are not counted
-PEAK_SIDE = {"cpu": 2048}  # of the square matrices whose product stands for the peak; 8192 elsewhere
 
 
 def parse_models(text: str, config) -> list[tuple[str, int]]:
@@ -47,7 +46,7 @@ def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[
 
 def product_flops(runs: int) -> list[float]:
     """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its matrix units give."""
-    side = PEAK_SIDE.get(jax.default_backend(), 8192)
+    side = chips.product_side(jax.default_backend())
     x, y = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in jax.random.split(jax.random.key(0)))
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
     return [2 * side**3 / seconds for seconds in seconds_per_call(lambda: multiply(x, y), 10, runs)]

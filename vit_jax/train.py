@@ -138,10 +138,8 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         ema_decay=config.optim.ema_decay,
         max_skipped=config.max_skipped,
     )
-    options = chips.compiler_options(mesh.devices.flat[0].platform)
-    return jax.jit(
-        train_step, donate_argnums=0, out_shardings=(states.shardings(abstract), None), compiler_options=options
-    )
+    place = states.shardings(abstract), None
+    return jax.jit(train_step, donate_argnums=0, out_shardings=place, compiler_options=chips.compiler_options(mesh))
 
 
 def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:

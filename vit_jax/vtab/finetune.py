@@ -171,7 +171,7 @@ class Finetuner:
 
         shapes = jax.eval_shape(start, self.make_params(0))
         place = sharding.param_specs(shapes, self.mesh, config.mesh.zero)
-        how = dict(donate_argnums=0, compiler_options=chips.compiler_options(self.mesh.devices.flat[0].platform))
+        how = dict(donate_argnums=0, compiler_options=chips.compiler_options(self.mesh))
         self.steps[total_steps] = (
             jax.jit(start, out_shardings=place),
             jax.jit(train_step, out_shardings=(place, None), **how),
