@@ -23,6 +23,8 @@ from vit_jax import agreement, errors, metrics, processes, watch
 
 what, _, who = sys.argv[1].partition(":")
 processes.HEARTBEAT_S = 15
+if what in ("hasty", "preempted"):
+    watch.POLL_S = 0
 
 def main():
     processes.start()
@@ -55,6 +57,11 @@ def main():
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(300)
         print(f"process {index} of {jax.process_count()} on {jax.device_count()} devices", flush=True)
+        if what == "preempted":
+            raise errors.Preempted
+        if what == "afterwards" and me:
+            time.sleep(3)
+            raise errors.NegativeResult("the table can't be drawn")
 
 sys.exit(watch.run(main, False))
 """
@@ -213,14 +220,24 @@ def test_all_refuse_when_the_workdir_is_not_one(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize(("what", "code"), [("fail:0", 2), ("fail:1", 2), ("break:0", 1), ("break:1", 1)])
-def test_the_error_of_one_process_ends_all(what, code):
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(("what", "code"), [("fail", 2), ("break", 1), ("afterwards", 1)])
+def test_the_error_of_one_process_ends_all(what, code, who):
     port = free_port()
-    found = finish([start(explicit(i, port), what) for i in range(2)])
+    found = finish([start(explicit(i, port), f"{what}:{who}") for i in range(2)])
     assert [found[i][0] for i in range(2)] == [code, code]
-    who = int(what[-1])
     (own,), (other,) = found[who][2], found[1 - who][2]
     assert other == own.replace("error: ", f"error: process {who} of the job stopped: ")
+
+
+@slow
+@pytest.mark.parametrize(("what", "code"), [("hasty", 0), ("preempted", 75)])
+def test_processes_that_listen_to_each_other_all_the_time_end_in_order(what, code):
+    """Those that ended while their thread asked process 0 were aborted."""
+    port = free_port()
+    jobs = [start(explicit(i, port, count=4), what) for i in range(4)]
+    said = [job.communicate(timeout=120)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [code] * 4, said
 
 
 @slow

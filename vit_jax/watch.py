@@ -73,9 +73,8 @@ def run(main: Callable[[], None], debug: bool) -> int:
 
     def telling():
         try:
-            seconds = stall_timeout()
-            threading.Thread(target=watch, args=(seconds,), daemon=True).start()
-            main()
+            with watching(stall_timeout()):
+                main()
         except errors.Preempted:  # all stop at one step
             raise
         except BaseException as error:
@@ -149,11 +148,36 @@ def repeat(word: dict) -> int:
     return word["code"]
 
 
-def watch(stall_s: int) -> None:
+@contextlib.contextmanager
+def watching(stall_s: int) -> Iterator[None]:
+    """Watches the others until all are done with the body; after an error for as long as this process lives.
+
+    The thread has to end before the interpreter does, which would kill it: inside JAX that aborts the whole process.
+    """
+    over = threading.Event()
+    watcher = threading.Thread(target=watch, args=(stall_s, over), daemon=True)
+
+    def end():
+        if several():
+            place.begin("the end")
+            processes.exchange("the end", "", processes.SHUTDOWN_S)
+            over.set()
+            watcher.join()
+
+    watcher.start()
+    try:
+        yield
+    except errors.Preempted:  # all stop at one step
+        end()
+        raise
+    end()
+
+
+def watch(stall_s: int, over: threading.Event) -> None:
     """Ends this process soon after another has said that it failed, or when the job stands still."""
     processes.joined.wait()
-    written = 0
-    while several() and not (word := told()):
+    word, written = None, 0
+    while several() and not over.is_set() and not (word := told()):
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 is gone, and so is this one soon
             if place.count > written:
                 written = place.count
@@ -163,8 +187,8 @@ def watch(stall_s: int) -> None:
                 word = dict(process=global_state.process_id, code=1, error=stalled(stall_s))
                 tell(NegativeResult(word["error"]))
                 break
-        time.sleep(POLL_S)
-    if not several():
+        over.wait(POLL_S)
+    if word is None:
         return
     time.sleep(POLL_S)  # where all fail alike, each may say so itself
     if several():
