@@ -81,9 +81,24 @@ def peak_flops(device_kind: str) -> float | None:
     return PEAK_FLOPS.get(device_kind)
 
 
-def product_side(platform: str) -> int:
+def product_side() -> int:
     """Of the square matrices whose product, measured, stands for the peak of the matrix units."""
-    return 2048 if platform == "cpu" else 8192
+    return 2048 if jax.default_backend() == "cpu" else 8192
+
+
+def slice_index(device) -> int:
+    """The slice of a TPU pod that a device belongs to; elsewhere JAX counts hosts by that name, and there is one."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+
+
+def multiply_or_index(multiply, index, *arrays):
+    """What both functions compute: on TPUs, where each index costs, by the one that is made of matrix products."""
+    return jax.lax.platform_dependent(*arrays, tpu=multiply, default=index)
+
+
+def branch_or_select(branch, select, *arrays):
+    """What both functions compute: on CPUs by the one that does what is chosen alone, else by the one that does all."""
+    return jax.lax.platform_dependent(*arrays, cpu=branch, default=select)
 
 
 def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:

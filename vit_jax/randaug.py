@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import chips
+
 GREY = 128  # fills what an operation leaves empty
 LARGE = 1e6  # above every product of a factor and a pixel
 
@@ -51,9 +53,9 @@ def autocontrast(image):
 def equalize(image):
     """Gives each channel a flat histogram, by Pillow's integer rule; stays where there are too few pixels for it."""
     value = image.reshape(len(image), -1, 3).swapaxes(1, 2)  # [batch, 3, pixels]
-    counts = jax.lax.platform_dependent(value, tpu=histogram_by_matmul, default=histogram_by_scatter)
+    counts = chips.multiply_or_index(histogram_by_matmul, histogram_by_scatter, value)
     table = flattening(counts)
-    value = jax.lax.platform_dependent(value, table, tpu=lookup_by_matmul, default=lookup_by_gather)
+    value = chips.multiply_or_index(lookup_by_matmul, lookup_by_gather, value, table)
     return value.astype(jnp.uint8).swapaxes(1, 2).reshape(image.shape)
 
 
@@ -294,8 +296,8 @@ def operate(image, op, negative, centre, m: float):
       centre: int32 [batch, 2], (row, column) for Cutout.
       m: magnitude.
     """
-    ways = {"cpu": functools.partial(one_by_one, m=m), "default": functools.partial(all_at_once, m=m)}
-    return jax.lax.platform_dependent(image, op, negative, centre, **ways)
+    ways = (functools.partial(way, m=m) for way in (one_by_one, all_at_once))
+    return chips.branch_or_select(*ways, image, op, negative, centre)
 
 
 def choose(key, height: int, width: int):

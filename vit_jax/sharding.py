@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from vit_jax import chips
 from vit_jax.errors import UserError
 
 AXES = ("replica", "data", "fsdp", "tensor")
@@ -88,8 +89,7 @@ def arrange(shape: list[int], devices) -> np.ndarray:
     """
     slices: dict[int, list] = {}
     for device in devices:
-        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0  # elsewhere it counts hosts
-        slices.setdefault(index, []).append(device)
+        slices.setdefault(chips.slice_index(device), []).append(device)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     across = next((axis for axis in (0, 1) if shape[axis] % len(slices) == 0), None)

@@ -46,7 +46,7 @@ def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[
 
 def product_flops(runs: int) -> list[float]:
     """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its matrix units give."""
-    side = chips.product_side(jax.default_backend())
+    side = chips.product_side()
     x, y = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in jax.random.split(jax.random.key(0)))
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
     return [2 * side**3 / seconds for seconds in seconds_per_call(lambda: multiply(x, y), 10, runs)]
