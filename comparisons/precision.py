@@ -1,6 +1,6 @@
 """Trains on `digits` in float32 and in bfloat16 from the same seeds, and compares losses and test accuracies.
 
-    python -m benchmarks.precision --out=docs/bfloat16.png
+    python -m comparisons.precision --out=docs/bfloat16.png
 
 A minute per run on two CPU cores. All runs of a seed have the same initial weights, batches and mixing. One more, in
 float32, adds its gradients up in another order (of two halves of the batch): what parts from that one is rounding, too.

@@ -1,6 +1,6 @@
 """Makes a data set of invented photographs, to measure input pipelines with.
 
-    python -m benchmarks.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256]
+    python -m comparisons.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256]
 
 JPEGs of about 500 x 375 and 95 kB, as ImageNet's: noise with the 1/f spectrum of natural images, and objects with
 sharp edges. Prepared for TFDS twice, as `photos` (tfrecord) and `photos_array_record`, with splits train and val.

@@ -1,6 +1,6 @@
 """Training step and inference of ours beside big_vision, vision_transformer and timm, in turn, as ratios of medians.
 
-    python -m benchmarks.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE --markdown=FILE
+    python -m comparisons.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE --markdown=FILE
 
 DIR is a checkout, PYTHON an interpreter that has torch and timm; who is not named is left out. Each implementation
 runs in a process of its own; per model all are started, warmed up, and then take turns of `--steps` steps. With

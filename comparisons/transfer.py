@@ -1,6 +1,6 @@
 """Whether pretraining helps: sprites, faces and textures from weights that were pretrained here, and from scratch.
 
-    python -m benchmarks.transfer DIR --data_dir=DATA_DIR
+    python -m comparisons.transfer DIR --data_dir=DATA_DIR
 
 takes three quarters of an hour of two cores. DATA_DIR has generated sprites, as from
 
@@ -8,7 +8,7 @@ takes three quarters of an hour of two cores. DATA_DIR has generated sprites, as
 
 Pretraining sees digits, and sprites of the train split labelled with shape, scale, height, and distance from the
 middle. It is transferred to their place from left to right, their orientation, faces (scikit-image's lfw_subset) and
-textures (its brick, grass and gravel; `pip install -e '.[benchmarks]'` has them). Every learning rate is chosen on
+textures (its brick, grass and gravel; `pip install -e '.[comparisons]'` has them). Every learning rate is chosen on
 validation examples, from the same ones for both.
 """
 
