@@ -11,7 +11,7 @@ import sys
 
 import yaml
 
-from vit_jax import errors
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 PLANE = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -172,7 +172,7 @@ def render(args: argparse.Namespace, command: list[str]) -> None:
 
 def main(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    parser = errors.ArgumentParser(
+    parser = cli.ArgumentParser(
         "launch.gke",
         usage="%(prog)s --name=NAME --image=IMAGE --topology=v5e:16x16 [options] -- COMMAND",
         description=__doc__,
@@ -185,7 +185,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--num_slices", type=int, default=1)
     parser.add_argument("--spot", action="store_true", help="on spot nodes")
     args = parser.parse_args(argv[:cut])
-    return errors.run(lambda: render(args, argv[cut + 1 :]), debug=False)
+    return cli.run(lambda: render(args, argv[cut + 1 :]), debug=False)
 
 
 if __name__ == "__main__":

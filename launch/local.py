@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 
-from vit_jax.errors import ArgumentParser, Preempted
+from vit_jax.cli import ArgumentParser
+from vit_jax.errors import Preempted
 
 GRACE_S = 15  # for the others to end by themselves after one failed
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 from launch.tpu_pod import ACTIONS, Pod, plan
-from vit_jax import errors
+from vit_jax import cli, errors
 from vit_jax.errors import NegativeResult, Preempted, UserError
 
 POLL_SECONDS = 60
@@ -214,7 +214,7 @@ def act(args: argparse.Namespace, pod: Pod, command: list[str]) -> None:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     actions = "\n".join(f"  {name:7} {text}" for name, text in ACTIONS.items())
-    parser = errors.ArgumentParser(
+    parser = cli.ArgumentParser(
         "launch.tpu_vm",
         usage="%(prog)s ACTION --name=NAME --zone=ZONE --project=PROJECT [options] [-- COMMAND]",
         description=f"{__doc__}\nactions:\n{actions}",
@@ -240,7 +240,7 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     args = parse(argv[:cut])
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Pod)}
-    return errors.run(lambda: act(args, Pod(**fields), argv[cut + 1 :]), debug=False)
+    return cli.run(lambda: act(args, Pod(**fields), argv[cut + 1 :]), debug=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 from rich.console import Console
 
-from vit_jax import metrics
+from vit_jax import cli, metrics
 from vit_jax.errors import UserError
 
 log = logging.getLogger("vit_jax.test")
@@ -34,7 +34,7 @@ def process(monkeypatch):
 
 
 def test_one_process_writes_everything_to_log_and_stderr(tmp_path, capsys):
-    with metrics.logging_to(epath.Path(tmp_path)):
+    with cli.logging_to(epath.Path(tmp_path)):
         log.info("hello")
         log.warning("careful")
     err, text = capsys.readouterr().err, (tmp_path / "log.txt").read_text()
@@ -44,7 +44,7 @@ def test_one_process_writes_everything_to_log_and_stderr(tmp_path, capsys):
 
 def test_the_others_write_a_log_of_their_own_and_only_warnings_to_stderr(tmp_path, capsys, process):
     process(3, 4)
-    with pytest.raises(UserError), metrics.logging_to(epath.Path(tmp_path)):
+    with pytest.raises(UserError), cli.logging_to(epath.Path(tmp_path)):
         log.info("hello")
         log.warning("careful")
         raise UserError("no data: get some")
@@ -67,7 +67,7 @@ def write_lines(folder) -> None:
 
 def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
     write_lines(tmp_path)
-    with metrics.logging_to(epath.Path(tmp_path)):
+    with cli.logging_to(epath.Path(tmp_path)):
         metrics.show_summary(epath.Path(tmp_path), TOTALS)
     assert capsys.readouterr().err == (tmp_path / "log.txt").read_text()
     lines = [line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()]
@@ -88,7 +88,7 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
 def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, capsys, monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
-    with metrics.logging_to(epath.Path(tmp_path)):
+    with cli.logging_to(epath.Path(tmp_path)):
         metrics.show_summary(epath.Path(tmp_path), TOTALS)
     assert "images/s" in screen.getvalue() and "│" in screen.getvalue()
     assert capsys.readouterr().err == ""

@@ -14,8 +14,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from vit_jax import cli, errors
 from vit_jax import config as configs
-from vit_jax import errors, result_file
 
 PARTS = {
     "step": "the training step and inference: images/s, MFU, memory, compilation; without data",
@@ -61,7 +61,7 @@ def table(rows: list[dict]) -> Table:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False)
     commands = parser.add_subparsers(dest="part", required=True, metavar="|".join(PARTS))
     for name, text in PARTS.items():
         part = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        result_file.check(args.json)
+        cli.check(args.json)
         logging.getLogger("absl").setLevel(logging.ERROR)
         if args.runs < 1:
             raise errors.UserError(f"--runs={args.runs} is too few: give 1 or more")
@@ -82,9 +82,9 @@ def main(argv: list[str]) -> int:
         if args.part == "data" and args.alone:
             return print(json.dumps(rows))
         Console().print(table(rows))
-        result_file.write(args.json, rows)
+        cli.write(args.json, rows)
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

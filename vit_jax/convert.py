@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, errors, pretrained, result_file
+from vit_jax import checkpoint, cli, errors, pretrained
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.formats import big_vision, huggingface, npz, published, safetensors_files, timm
 from vit_jax.layout import unflatten
@@ -151,7 +151,7 @@ def convert(source: str, destination: str, target: str) -> dict:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.convert", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.convert", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("source", metavar="SRC", help="weights in any format: file, folder, workdir, gs:// or https://")
     parser.add_argument("destination", metavar="DST", help="a new .npz (published, big_vision) or folder (the others)")
     parser.add_argument("--format", choices=FORMATS, help="of DST; else published for .npz, ours for a folder")
@@ -160,7 +160,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     def work():
-        result_file.check(args.json)
+        cli.check(args.json)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
         result = convert(args.source, args.destination, target)
@@ -168,9 +168,9 @@ def main(argv: list[str]) -> int:
             f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest difference of the "
             f"logits {result['max_abs_diff']:.3g}, tolerance {result['tolerance']:.3g}"
         )
-        result_file.write(args.json, result)
+        cli.write(args.json, result)
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import errors, figures
+from vit_jax import cli, figures
 from vit_jax.errors import NegativeResult
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -74,7 +74,7 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
             run_command(command)
         report(workdir, time.monotonic() - start)
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,7 @@
 """How a failure reaches the user: one line on stderr and an exit code, never a traceback by surprise."""
 
-import argparse
 import errno
-import logging
 import os
-import signal
-import sys
-from collections.abc import Callable
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Reports a wrong command line like every other error: in one line that is the last."""
-
-    def error(self, message: str):
-        print(f"error: {message}: see --help", file=sys.stderr)
-        sys.exit(UserError.exit_code)
 
 
 class UserError(Exception):
@@ -62,33 +49,3 @@ def storage_problem(error: BaseException) -> str | None:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
-
-
-def run(main: Callable[[], None], debug: bool) -> int:
-    """Runs `main` and returns the exit code; `debug` lets every exception through with its traceback."""
-    if not debug:
-        for library in ("absl", "asyncio"):  # they would print what is raised to us a second time, with tracebacks
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    try:
-        main()
-    except Preempted:
-        return Preempted.exit_code
-    except UserError as error:
-        if debug:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted; the last saved checkpoint is whole, and the same command continues", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as error:
-        problem = storage_problem(error)
-        if debug or problem is None:
-            raise
-        print(
-            f"error: {problem}: earlier checkpoints are intact; mend it or choose another --workdir, then run the same "
-            "command again",
-            file=sys.stderr,
-        )
-        return UserError.exit_code
-    return 0

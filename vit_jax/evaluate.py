@@ -11,19 +11,7 @@ import sys
 
 import jax
 
-from vit_jax import (
-    agreement,
-    chips,
-    errors,
-    evals,
-    metrics,
-    pretrained,
-    processes,
-    result_file,
-    sharding,
-    user_cache,
-    watch,
-)
+from vit_jax import agreement, chips, cli, evals, pretrained, processes, sharding, user_cache, watch
 from vit_jax import config as configs
 from vit_jax.errors import NegativeResult, UserError
 
@@ -63,7 +51,7 @@ def evaluate(config) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="what to evaluate on; --config.KEY=VALUE"
     )
@@ -73,17 +61,17 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        result_file.check(args.json)
+        cli.check(args.json)
         processes.start()
         user_cache.keep_programs()
         chips.keep_memory()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
-        with metrics.logging_to(None):
+        with cli.logging_to(None):
             agreement.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)
         if jax.process_index() == 0:
             print(json.dumps(scalars, indent=2))
-            result_file.write(args.json, scalars)
+            cli.write(args.json, scalars)
 
     return watch.run(work, args.debug)
 

@@ -17,7 +17,7 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import chips, errors, metrics, processes, result_file, train, user_cache, watch, workdir
+from vit_jax import chips, cli, metrics, processes, train, user_cache, watch, workdir
 from vit_jax import config as configs
 from vit_jax.errors import NegativeResult, UserError, one_line
 
@@ -78,7 +78,7 @@ def trial(config, lr: float, share: str):
 
 def run(config, folder: epath.Path) -> dict[str, float]:
     """Trains in `folder`, or goes on; returns the metrics of the end."""
-    with metrics.logging_to(workdir.make(str(folder))):
+    with cli.logging_to(workdir.make(str(folder))):
         train.train(config, folder)
     lines = metrics.read_lines(folder / "metrics.jsonl")
     return {key: value for line in lines for key, value in line.items()}
@@ -127,7 +127,7 @@ def choose(config, folder: epath.Path, lrs: Sequence[float], share: str) -> dict
         if f"{lr:g}" not in tried:
             tried[f"{lr:g}"] = attempt(trial(config, lr, share), folder / f"lr_{lr:g}")
             if jax.process_index() == 0:
-                result_file.replace(path, json.dumps(dict(about=about, tried=tried), indent=1) + "\n")
+                cli.replace(path, json.dumps(dict(about=about, tried=tried), indent=1) + "\n")
     return {lr: tried[f"{lr:g}"] for lr in lrs}
 
 
@@ -174,7 +174,7 @@ def best(tried: dict[float, float | None]) -> float:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.finetune", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.finetune", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="as of vit_jax.train; --config.KEY=VALUE"
     )
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
     def work():
         config, lrs, share = configs.load(args.config, overrides), numbers(args.lrs), kept(args.held_out)
         trial(config, lrs[0], share)
-        result_file.check(args.json)
+        cli.check(args.json)
         processes.start()
         user_cache.keep_programs()
         chips.keep_memory()
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> int:
         if jax.process_index() == 0:
             show(tried, final)
             chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-            result_file.write(args.json, dict(tried=tried, lr=best(tried), final=chosen))
+            cli.write(args.json, dict(tried=tried, lr=best(tried), final=chosen))
         print(f"The model: {folder / 'final'}")
 
     return watch.run(work, args.debug)

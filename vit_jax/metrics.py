@@ -1,12 +1,10 @@
 """What a run tells: metrics.jsonl, TensorBoard events by clu, log.txt, and a progress bar."""
 
-import contextlib
 import json
 import logging
 import math
 import os
 import re
-import sys
 from collections.abc import Callable
 
 import jax
@@ -16,65 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vit_jax import result_file
-from vit_jax.errors import Preempted, one_line, storage_problem
+from vit_jax import cli
+from vit_jax.errors import one_line, storage_problem
 
 log = logging.getLogger(__name__)
-
-
-class StderrHandler(logging.StreamHandler):
-    """Looks up sys.stderr at every line: the progress bar replaces it so that lines pass above the bar."""
-
-    def __init__(self):
-        logging.Handler.__init__(self)
-        self.addFilter(lambda record: not getattr(record, "file_only", False))
-
-    @property
-    def stream(self):
-        return sys.stderr
-
-
-class FileHandler(logging.StreamHandler):
-    """A line that can't be written, because the disk is full, stands on stderr alone."""
-
-    def handleError(self, record):
-        pass
-
-
-@contextlib.contextmanager
-def logging_to(workdir: epath.Path | None):
-    """Sends the project's log to stderr and to log.txt in `workdir` if there is one.
-
-    Of several processes all but the leading one write logs/process_I.txt instead, and only warnings to stderr.
-    """
-    several = jax.distributed.is_initialized()  # asked before the devices, which some commands do without
-    root, index = logging.getLogger("vit_jax"), jax.process_index() if several else 0
-    root.setLevel(logging.INFO)
-    root.propagate = False
-    form = "%(asctime)s %(levelname).1s %(message)s"
-    with contextlib.ExitStack() as stack:
-        root.handlers[:] = [StderrHandler()]
-        root.handlers[0].setFormatter(
-            logging.Formatter(form if index == 0 else f"[process {index}] {form}", "%H:%M:%S")
-        )
-        root.handlers[0].setLevel(logging.INFO if index == 0 else logging.WARNING)
-        if workdir is not None:
-            path = log_path(workdir, index)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            root.addHandler(FileHandler(stack.enter_context(path.open("a"))))
-            root.handlers[1].setFormatter(logging.Formatter(form, "%H:%M:%S"))
-        try:
-            yield
-        except Exception as error:
-            if several and not isinstance(error, Preempted):  # on stderr of many it is hard to find
-                log.error("%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True))
-            raise
-        finally:
-            root.handlers[:] = root.handlers[:1]
-
-
-def log_path(workdir: epath.Path, process: int) -> epath.Path:
-    return workdir / "logs" / f"process_{process}.txt" if process else workdir / "log.txt"
 
 
 def read_lines(path: epath.Path) -> list[dict]:
@@ -96,7 +39,7 @@ def rewind(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-    result_file.replace(path, "".join(kept))
+    cli.replace(path, "".join(kept))
 
 
 def fetch(step_metrics: dict) -> dict[str, float]:

@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from vit_jax import chips, errors, metrics, pretrained, result_file, sharding, user_cache
+from vit_jax import chips, cli, pretrained, sharding, user_cache
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger("vit_jax.predict")
@@ -137,7 +137,7 @@ def show(result: dict) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--checkpoint", required=True, help="a workdir, .npz, .safetensors, or a folder of timm or HF")
     parser.add_argument("images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched to any depth")
     parser.add_argument("--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)")
@@ -151,10 +151,10 @@ def main(argv: list[str]) -> int:
             raise UserError("--top_k and --image_size can't be negative: correct them")
         if args.out and not args.out.endswith(KINDS):
             raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
-        result_file.check(args.out, "--out")
+        cli.check(args.out, "--out")
         user_cache.keep_programs()
         chips.keep_memory()
-        with metrics.logging_to(None):
+        with cli.logging_to(None):
             weights = pretrained.read(args.checkpoint, image_size=args.image_size)
             result = predict(weights, args.images, args.top_k, args.image_size)
         write(args.out, result) if args.out else show(result)
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
             count, first = len(result["unreadable"]), result["unreadable"][0]
             raise NegativeResult(f"{count} of the images can't be read, the first is {first}: they are left out")
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from vit_jax import (
     adapt,
     agreement,
     chips,
-    errors,
+    cli,
     evals,
     metrics,
     optim,
@@ -316,7 +316,7 @@ def dry_run(config) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
     )
@@ -339,7 +339,7 @@ def main(argv: list[str]) -> int:
         user_cache.keep_programs()
         chips.keep_memory()
         folder = workdir.make(args.workdir)
-        with metrics.logging_to(folder):
+        with cli.logging_to(folder):
             train(config, folder)
 
     return watch.run(work, args.debug)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 from jax._src.distributed import global_state  # nothing public passes a word without the devices
 
-from vit_jax import errors, processes
+from vit_jax import cli, errors, processes
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.processes import several
 
@@ -85,7 +85,7 @@ def run(main: Callable[[], None], debug: bool) -> int:
             raise
 
     try:
-        code = errors.run(telling, debug)
+        code = cli.run(telling, debug)
     except BaseException:
         if not jax.distributed.is_initialized():
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import jax
 from etils import epath
 
-from vit_jax import checkpoint, result_file, versions
+from vit_jax import checkpoint, cli, versions
 from vit_jax import config as configs
 from vit_jax.errors import UserError, one_line, storage_problem
 
@@ -92,4 +92,4 @@ def claim(workdir: epath.Path, config, fingerprint: str) -> None:
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     record |= dict(versions=versions.versions(), commit=versions.commit(), code=versions.code(), command=sys.argv)
     if jax.process_index() == 0:
-        result_file.replace(workdir / "config.json", json.dumps(record, indent=2) + "\n")
+        cli.replace(workdir / "config.json", json.dumps(record, indent=2) + "\n")

@@ -7,8 +7,8 @@ import importlib
 import logging
 import sys
 
+from vit_jax import cli, errors
 from vit_jax import config as configs
-from vit_jax import errors, metrics, result_file
 
 COMMANDS = {
     "show": "the ids and random draws of one global batch",
@@ -34,7 +34,7 @@ def add_arguments(command: str, parser) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -46,16 +46,16 @@ def main(argv: list[str]) -> int:
 
     def work():
         config = configs.load(args.config, overrides)
-        result_file.check(args.json)
+        cli.check(args.json)
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be text that a terminal can show
         logging.getLogger("absl").setLevel(logging.ERROR)
-        with metrics.logging_to(None):
+        with cli.logging_to(None):
             result = importlib.import_module(f"vit_jax.data.{args.command}").run(config, args)
-        result_file.write(args.json, result)
+        cli.write(args.json, result)
         if not result.get("ready", True):
             raise errors.NegativeResult(result["summary"])
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from vit_jax import errors, perf
+from vit_jax import cli, perf
 from vit_jax.models import create
 
 IMAGE_SIZE, NUM_CLASSES = 224, 1000
@@ -57,7 +57,7 @@ def table() -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser(
+    parser = cli.ArgumentParser(
         "vit_jax.models",
         description=f"Prints the named models as a Markdown table, for {NUM_CLASSES} classes at {IMAGE_SIZE} x "
         f"{IMAGE_SIZE} pixels. A multiply-add counts as 2 FLOPs.",

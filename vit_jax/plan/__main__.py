@@ -7,13 +7,13 @@ import logging
 import math
 import sys
 
+from vit_jax import cli, errors
 from vit_jax import config as configs
-from vit_jax import errors, result_file
 from vit_jax.plan import topology
 
 
 def parse(argv: list[str]):
-    parser = errors.ArgumentParser("vit_jax.plan", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.plan", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
     )
@@ -39,21 +39,21 @@ def main(argv: list[str]) -> int:
         if not args.topology:
             raise errors.UserError("--topology is missing: name a pod, as --topology=v5e:16x16")
         chip, _ = topology.parse(args.topology)
-        result_file.check(args.json)
+        cli.check(args.json)
         topology.prepare_environment()
         logging.getLogger("vit_jax").setLevel(logging.ERROR)
         from vit_jax.plan import report, run
 
         plan = run.run(config, args, args.hbm_gib or chip.hbm_gib)
         report.show(plan)
-        result_file.write(args.json, plan)
+        cli.write(args.json, plan)
         if not plan["fits"]:
             raise errors.NegativeResult(
                 f"{args.config} does not fit on {args.topology}: {plan['hbm_gib']['total']:.2f} GiB of "
                 f"{plan['hbm_limit_gib']:.2f} GiB per chip: {plan['suggestions'][0]}"
             )
 
-    return errors.run(work, args.debug)
+    return cli.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 
+from vit_jax import cli, errors
 from vit_jax import config as configs
-from vit_jax import errors
 from vit_jax.plan.report import UNSEEN, span
 
 RECIPES = pathlib.Path("configs/pods.py")
@@ -76,7 +76,7 @@ def page(found: dict[str, dict]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.plan.sheet", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.plan.sheet", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", metavar="FILE.md", help="write the page here")
     parser.add_argument("--only", action="append", default=[], metavar="VARIANT,CHIP", help="this recipe (repeat)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compiles at once (default: %(default)s)")
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
         if bad := [argument for argument, result in found.items() if not result["fits"]]:
             raise errors.NegativeResult(f"recipes that do not fit: {', '.join(bad)}: change them in {RECIPES}")
 
-    return errors.run(work, debug=False)
+    return cli.run(work, debug=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 
 import jax
 
-from vit_jax import chips, errors, metrics, processes, result_file, user_cache, watch, workdir
+from vit_jax import chips, cli, errors, processes, user_cache, watch, workdir
 from vit_jax import config as configs
 from vit_jax.data.tasks import VTAB, vtab
 from vit_jax.errors import NegativeResult, UserError
@@ -34,7 +34,7 @@ def check(config, names: list[str], path: str | None) -> None:
 
     rows = check.check(config, names)
     check.show(rows)
-    result_file.write(path, rows)
+    cli.write(path, rows)
     if bad := [name for name, row in rows.items() if row["state"] not in ("ready", "generated")]:
         raise NegativeResult(f"{len(bad)} of {len(names)} tasks are not ready, the first is {bad[0]}: see the table")
 
@@ -50,12 +50,12 @@ def run(config, names: list[str], folder: str | None, path: str | None) -> None:
     # Results are kept by task, and there is nothing else to save: the same command continues.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(errors.Preempted.exit_code))
     place = workdir.make(folder)
-    with metrics.logging_to(place):
+    with cli.logging_to(place):
         found = suite.run(config, place, names)
         if jax.process_index() == 0:
             report.show(found)
             print(f"Results: {place / 'vtab.json'}  {place / 'vtab.md'}  {place / 'vtab.png'}")
-            result_file.write(path, found)
+            cli.write(path, found)
         if bad := [name for name in names if found["tasks"][name]["status"] != "done"]:
             raise NegativeResult(
                 f"{len(bad)} of {len(names)} tasks have no result, the first is {bad[0]}: see the table"
@@ -63,7 +63,7 @@ def run(config, names: list[str], folder: str | None, path: str | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = errors.ArgumentParser("vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("command", choices=("check", "prepare", "run"))
     parser.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="the protocol; --config.KEY=VALUE")
     parser.add_argument("--workdir", metavar="DIR", help="of run: where results are kept; the same command continues")
@@ -76,10 +76,10 @@ def main(argv: list[str]) -> int:
         config, names = configs.load(args.config, overrides), tasks_of(args.tasks)
         if not config.vtab:
             raise UserError(f"config {args.config} has no settings of VTAB: use configs/vtab.py, or set vtab in it")
-        result_file.check(args.json)
+        cli.check(args.json)
         if args.command == "run":
             return run(config, names, args.workdir, args.json)
-        with metrics.logging_to(None):
+        with cli.logging_to(None):
             if args.command == "check":
                 return check(config, names, args.json)
             from vit_jax.vtab import check as checks

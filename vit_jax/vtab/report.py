@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import result_file
+from vit_jax import cli
 from vit_jax.data.tasks import GROUPS, VTAB
 from vit_jax.vtab import protocol
 
@@ -78,7 +78,7 @@ class Results:
     def write(self, name: str, results: dict[int, dict]) -> None:
         """Keeps the results of a task by seed."""
         for seed, result in results.items():
-            result_file.replace(self.path(name, seed), json.dumps(result, indent=1) + "\n")
+            cli.replace(self.path(name, seed), json.dumps(result, indent=1) + "\n")
         self.publish()
 
     def of_task(self, name: str) -> dict:
@@ -112,8 +112,8 @@ class Results:
         """Writes what there is; returns it."""
         found, folder = self.collect(), self.folder.parent
         if jax.process_index() == 0:
-            result_file.replace(folder / "vtab.json", json.dumps(found, indent=1) + "\n")
-            result_file.replace(folder / "vtab.md", markdown(found))
+            cli.replace(folder / "vtab.json", json.dumps(found, indent=1) + "\n")
+            cli.replace(folder / "vtab.md", markdown(found))
             chart(found, folder / "vtab.png")
         return found
 
