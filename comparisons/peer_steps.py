@@ -43,13 +43,14 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     """The whole step of this framework: uint8 images, augmentation, clipping, Adam, metrics."""
     import jax
 
-    from vit_jax import chips, perf, step_benchmark, train, user_cache
     from vit_jax import config as configs
+    from vit_jax import perf, step_benchmark, train
     from vit_jax import state as states
+    from vit_jax.distributed import runtime
     from vit_jax.plan import compilation
 
-    user_cache.keep_programs()
-    chips.keep_memory()
+    runtime.keep_programs()
+    runtime.keep_memory()
     side, _, _, depth, _, _ = MODELS[model]
     settings = [f"model.dtype={dtype}", f"image_size={side}", f"model.depth={depth}", f"data.batch_size={batch}"]
     overrides = [f"--config.{setting}" for setting in [*settings, *options]]
@@ -60,7 +61,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     state = states.fresh_state(config, job.model, job.optimizer, job.state)
     train_step, _ = compiling.result()
     jax.block_until_ready(state)
-    chips.release_memory()
+    runtime.release_memory()
     images = step_benchmark.random_batch(job.batch, CLASSES)
     infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
 

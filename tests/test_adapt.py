@@ -10,9 +10,10 @@ import pytest
 from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 
 import vit_jax
-from vit_jax import adapt, convert, evals, evaluate, layout, pretrained, sharding, train
+from vit_jax import adapt, convert, evals, evaluate, layout, pretrained, train
 from vit_jax import config as configs
 from vit_jax import state as states
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.formats.published import published_name
 from vit_jax.formats.weights import POSEMB
@@ -385,7 +386,7 @@ def trained_from(tiny, path, *flags):
     config = configs.load(tiny, [*FLAGS, f"--config.init_from={path}", *flags])
     model = train.make_model(config, 10)
     tx, _ = train.make_optimizer(config, model, 12)
-    abstract = states.abstract_state(config, model, tx, sharding.make_mesh(config.mesh))
+    abstract = states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh))
     return states.pretrained_state(config, model, tx, abstract).params
 
 

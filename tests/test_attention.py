@@ -9,7 +9,9 @@ import pytest
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import layout, sharding
+from vit_jax import layout
+from vit_jax.distributed import hardware, sharding
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import attention, kernels
 
@@ -83,7 +85,7 @@ def test_bfloat16_is_as_precise_as_einsum():
 @pytest.mark.parametrize(("way", "batch"), [("blockwise", 8), ("splash", 8), ("splash", 1)])
 def test_every_device_computes_its_own_examples_and_heads(way, batch):
     """On a mesh, also with one example, which does not divide: the same numbers, and no device talks to another."""
-    mesh = sharding.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))
     arrays = inputs(17, 64, batch=batch)
     truth = outputs(einsum, *arrays)
     with jax.set_mesh(mesh):
@@ -151,12 +153,12 @@ def test_heads_that_cudnn_does_not_take_are_computed_in_blocks():
 
 
 def test_the_platform_is_that_of_the_mesh():
-    assert kernels.platform() == "cpu"
+    assert hardware.platform() == "cpu"
     device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
-    types = (jax.sharding.AxisType.Auto,) * len(sharding.AXES)
-    mesh = jax.sharding.AbstractMesh((1, 4, 1, 1), sharding.AXES, types, abstract_device=device)
+    types = (jax.sharding.AxisType.Auto,) * len(meshes.AXES)
+    mesh = jax.sharding.AbstractMesh((1, 4, 1, 1), meshes.AXES, types, abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
-        assert kernels.platform() == "tpu"
+        assert hardware.platform() == "tpu"
         found = jax.eval_shape(
             lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32), inputs(600, 64, 4, dtype=jnp.bfloat16)[0]
         )
@@ -180,7 +182,7 @@ def test_the_whole_model_gives_the_same_logits_and_gradients(options):
         return jax.grad(loss, has_aux=True)(params)
 
     grads, logits = run(model, params)
-    with jax.set_mesh(sharding.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))):
+    with jax.set_mesh(meshes.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))):
         other_grads, other_logits = run(model.clone(attention="blockwise"), params)
     assert np.abs(other_logits - logits).max() <= 1e-5 * np.abs(logits).max()
     grads, other_grads = layout.flatten(grads), layout.flatten(other_grads)

@@ -10,9 +10,10 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import adapt, benchmark, chips, perf, train, user_cache
+from vit_jax import adapt, benchmark, perf, train
 from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
+from vit_jax.distributed import hardware, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_the_report_holds_every_stage(tiny, tmp_path):
 def test_topologies():
     assert data_benchmark.chips_of("v5e:16x16") == ("TPU v5e", 256)
     assert data_benchmark.chips_of("v4:2x2x4") == ("TPU v4", 16)
-    assert all(kind in chips.PEAK_FLOPS for kind, _ in map(data_benchmark.chips_of, ("v5p:1x1", "v6e:4x4")))
+    assert all(kind in hardware.PEAK_FLOPS for kind, _ in map(data_benchmark.chips_of, ("v5p:1x1", "v6e:4x4")))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_starting_fills_and_uses_the_cache_of_programs(tiny, tmp_path):
     assert len(json.loads(path.read_text())) == 6
 
     cache, losses = tmp_path / "cache", []
-    environment = {key: value for key, value in os.environ.items() if key not in user_cache.JAX_VARIABLES}
+    environment = {key: value for key, value in os.environ.items() if key not in runtime.JAX_VARIABLES}
     environment |= dict(VIT_JAX_CACHE=str(cache), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS="")
     for name in ("one", "two"):
         command = [sys.executable, "-m", "vit_jax.train", f"--config={tiny}", f"--workdir={tmp_path / name}"]

@@ -10,8 +10,10 @@ import pytest
 from conftest import below, golden
 
 import vit_jax
-from vit_jax import adapt, layout, preprocess, sharding, step
+from vit_jax import adapt, layout, preprocess, step
 from vit_jax import config as configs
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.formats import bit
 from vit_jax.models import create
@@ -117,7 +119,7 @@ def test_a_mesh_changes_no_number():
     arrays, model, params = load("bit_grad")
     image = jnp.tile(arrays["inputs"][:2], (2, 1, 1, 1))
     wanted = apply(model, params, image)
-    mesh = sharding.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     sharding.check_model(model, mesh)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, sharding.param_specs(params, mesh))

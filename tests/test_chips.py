@@ -9,8 +9,8 @@ import sys
 import jax
 import pytest
 
-from vit_jax import chips
 from vit_jax import config as configs
+from vit_jax.distributed import hardware, runtime
 from vit_jax.plan import compilation
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/step.py"
@@ -46,9 +46,9 @@ def test_on_cpus_a_step_takes_no_new_memory():
 
 def test_without_glibc_nothing_is_told(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert chips.glibc("mallopt")(chips.M_TRIM_THRESHOLD, chips.NEVER) == 0
+    assert runtime.glibc("mallopt")(runtime.M_TRIM_THRESHOLD, runtime.NEVER) == 0
     monkeypatch.setattr(sys, "platform", "linux")
-    assert chips.glibc("no_such_function")() == 0
+    assert runtime.glibc("no_such_function")() == 0
 
 
 def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
@@ -57,7 +57,7 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     job = compilation.on_devices(config, None, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
-        plain, ours = (lowered.compile(dict.fromkeys(chips.COMPILER_OPTIONS["cpu"], on)) for on in (False, True))
+        plain, ours = (lowered.compile(dict.fromkeys(hardware.COMPILER_OPTIONS["cpu"], on)) for on in (False, True))
         default = lowered.compile()
     copied = [compiled.as_text().count(" copy(%state_opt_state") for compiled in (plain, ours, default)]
     assert copied[0] > 0 and copied[1:] == [0, 0]

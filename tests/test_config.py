@@ -197,7 +197,7 @@ def test_every_default_is_read_somewhere():
     from vit_jax.models.vit import VisionTransformer
 
     read |= set(VisionTransformer.__dataclass_fields__)
-    from vit_jax.sharding import AXES
+    from vit_jax.distributed.mesh import AXES
 
     read |= set(AXES)
     unread = [key for key in configs.known_keys() if key.split(".")[-1] not in read]

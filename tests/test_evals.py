@@ -12,8 +12,9 @@ import pytest
 from conftest import last_error, metric_lines
 
 from vit_jax import config as configs
-from vit_jax import evals, evaluate, pretrained, sharding, train
+from vit_jax import evals, evaluate, pretrained, train
 from vit_jax.data import sources
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluators import features, fewshot
 
@@ -85,7 +86,7 @@ def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_devic
 def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp_path):
     config = configs.load(training)
     model = train.make_model(config, 10)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     params = model.init(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
     opened = evals.open_all(config, mesh, (), 10)
     assert opened["few"].test is opened["near"].test and opened["few"].test is not opened["val"].test
@@ -127,7 +128,7 @@ def test_the_rest_of_a_subset_is_what_training_does_not_see(tiny):
     assert not names[0] & names[1] and len(names[0] | names[1]) == 1_077
     share = np.bincount(rest.labels()) / np.bincount(part.labels())
     np.testing.assert_allclose(share, 0.25, atol=0.02)
-    opened = evals.open_all(config, sharding.make_mesh(config.mesh), (), 10)
+    opened = evals.open_all(config, meshes.make_mesh(config.mesh), (), 10)
     assert sum(float(batch["mask"].sum()) for batch in opened["val"].test.batches()) == 215
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from vit_jax import integrity, sharding
+from vit_jax import integrity
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 
 CHANCE = np.random.default_rng(0)
@@ -35,7 +36,7 @@ def test_a_tree_has_a_checksum_for_each_leaf_by_its_path():
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32", "uint8"])
 def test_it_is_the_same_however_the_array_is_sharded(name):
-    array, mesh = ARRAYS[name], sharding.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
+    array, mesh = ARRAYS[name], meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     specs = [PartitionSpec(), PartitionSpec(("data", "fsdp")), PartitionSpec("tensor")]
     if array.ndim > 1:
         specs += [
@@ -91,7 +92,7 @@ def test_a_changed_fact_checksum_or_array_is_an_error():
 
 def test_copies_that_are_not_alike_are_found():
     """Every process reads the files itself: what one of the copies has may be wrong."""
-    mesh, array = sharding.make_mesh(dict(replica=1, data=4, fsdp=2, tensor=1)), ARRAYS["float32"]
+    mesh, array = meshes.make_mesh(dict(replica=1, data=4, fsdp=2, tensor=1)), ARRAYS["float32"]
     place = jax.NamedSharding(mesh, PartitionSpec("fsdp"))
     expected = dict(x=only(array))
     for bad in (None, 0, 3, 7):

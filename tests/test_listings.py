@@ -13,8 +13,8 @@ import tensorflow as tf
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import user_cache
 from vit_jax.data import catalog, folder, index, listing, manifest, sources, splits, tars
+from vit_jax.distributed import runtime
 from vit_jax.errors import UserError
 
 
@@ -360,7 +360,7 @@ def test_a_listing_is_kept_until_a_file_comes_or_goes(tmp_path, monkeypatch):
 def test_a_damaged_index_is_built_again(tmp_path, caplog):
     root = make_folder(tmp_path, {"a": 2})
     folder.load(root)
-    path = user_cache.folder() / f"folder-{index.VERSION}-{index.digest(root)}.npz"
+    path = runtime.folder() / f"folder-{index.VERSION}-{index.digest(root)}.npz"
     for content in (b"", b"PK\3\4 no zip", path.read_bytes()[:200]):
         path.write_bytes(content)
         caplog.clear()

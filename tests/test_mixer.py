@@ -10,7 +10,9 @@ import pytest
 from conftest import below, golden, metric_lines
 
 import vit_jax
-from vit_jax import adapt, layout, sharding, train
+from vit_jax import adapt, layout, train
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.formats import mixer as mixer_format
 from vit_jax.models import create
@@ -97,7 +99,7 @@ def test_a_mesh_changes_no_number_and_activations_are_constrained():
     arrays, _, model, params = load("mixer_p8")
     image = jnp.tile(arrays["inputs"][:2], (2, 1, 1, 1))
     wanted = model.apply({"params": params}, image)
-    mesh = sharding.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     sharding.check_model(model, mesh)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, sharding.param_specs(params, mesh))

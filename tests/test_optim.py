@@ -10,9 +10,10 @@ import optax
 import pytest
 from conftest import GOLDEN, below, golden, last_error, metric_lines
 
-from vit_jax import checkpoint, layout, optim, sharding, train, workdir
+from vit_jax import checkpoint, layout, optim, train, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
 
@@ -301,7 +302,7 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
 def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
     arguments = [*ADAFACTOR, "--config.mesh.fsdp=2", "--config.mesh.tensor=4", "--config.model.width=128"]
     config = configs.load(tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"])
-    model, mesh = train.make_model(config, 10), sharding.make_mesh(config.mesh)
+    model, mesh = train.make_model(config, 10), meshes.make_mesh(config.mesh)
     tx, _ = train.make_optimizer(config, model, 4)
     state = states.abstract_state(config, model, tx, mesh).opt_state
     split = {}

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from vit_jax import config as configs
-from vit_jax import layout, sharding, train
+from vit_jax import layout, train
 from vit_jax import state as states
 from vit_jax.data import to_device
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.models import encoder
 from vit_jax.plan import compilation
 
@@ -54,7 +56,7 @@ def trained(tmp_path_factory):
     @functools.cache
     def run(settings: str = "", devices: int = 8):
         config = configs.load(str(path), [f"--config.{setting}" for setting in settings.split()])
-        mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
+        mesh = meshes.make_mesh(config.mesh, jax.devices()[:devices])
         model = train.make_model(config, CLASSES)
         tx, schedule = train.make_optimizer(config, model, config.total_steps)
         rows = sharding.local_rows(mesh, BATCH)
@@ -167,7 +169,7 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
 
 @pytest.mark.slow
 def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
-    mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
+    mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
     with jax.set_mesh(mesh):
         draw = jax.jit(lambda key: sharding.bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp"))
         drawn, probability = draw(jax.random.key(0, impl="rbg"))
@@ -184,7 +186,7 @@ def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_dropout_keeps_the_mean(generator):
     """Each generator scales by the probability with which it keeps."""
-    with jax.set_mesh(sharding.make_mesh(dict(replica=1, data=8, fsdp=1, tensor=1))):
+    with jax.set_mesh(meshes.make_mesh(dict(replica=1, data=8, fsdp=1, tensor=1))):
         noise = dict(key=jax.random.key(1, impl=generator))
         found = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))(np.ones((64, 64, 256), np.float32))
     kept = np.asarray(found)[np.asarray(found) > 0]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import vit_jax
-from vit_jax import adapt, chips, perf
+from vit_jax import adapt, perf
+from vit_jax.distributed import hardware
 
 
 @pytest.mark.parametrize(
@@ -150,5 +151,5 @@ def test_memory_is_that_of_the_fullest_device(monkeypatch):
 
 
 def test_peaks_are_known_for_listed_chips_only():
-    assert chips.peak_flops("TPU v5 lite") == 197e12
-    assert chips.peak_flops("cpu") is None
+    assert hardware.peak_flops("TPU v5 lite") == 197e12
+    assert hardware.peak_flops("cpu") is None

@@ -12,9 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import sharding
 from vit_jax.data import order, pipeline, sources, to_device
 from vit_jax.data.source import Source
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 
 SIDE = 16
@@ -420,7 +421,7 @@ MESHES = {"data": dict(data=8), "mixed": dict(data=2, fsdp=2, tensor=2), "tensor
 
 
 def mesh_of(**sizes):
-    return sharding.make_mesh(dict(replica=1, data=1, fsdp=1, tensor=1) | sizes)
+    return meshes.make_mesh(dict(replica=1, data=1, fsdp=1, tensor=1) | sizes)
 
 
 @pytest.mark.parametrize("name", MESHES)

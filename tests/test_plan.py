@@ -10,13 +10,15 @@ import pytest
 from conftest import TINY, last_error
 from jax.sharding import Mesh
 
-from vit_jax import chips, sharding, train
 from vit_jax import config as configs
+from vit_jax import train
+from vit_jax.distributed import hardware
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import __main__ as command
 from vit_jax.plan import analysis, collectives, compilation, estimate, hlo, report, run, search, suggestions, topology
 
-V5E = chips.TPUS["v5e"]
+V5E = hardware.TPUS["v5e"]
 BF = "{1,0:T(8,128)(2,1)}"
 KEYS = {"config", "topology", "num_slices", "num_chips", "mesh", "fits", "hbm_limit_gib", "hbm_gib", "params"}
 KEYS |= {"model_flops_per_image", "collectives", "step_ms", "mfu", "images_per_sec_per_chip", "days", "chip_hours"}
@@ -41,7 +43,7 @@ def pod(*extents: int, slices: int = 1, kind: str = "TPU v5 lite") -> list[Devic
 
 
 def mesh_of(devices, *shape: int) -> Mesh:
-    return Mesh(np.array(devices, dtype=object).reshape(shape), sharding.AXES)
+    return Mesh(np.array(devices, dtype=object).reshape(shape), meshes.AXES)
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -306,7 +308,7 @@ def test_time_of_a_collective_is_that_of_rings_and_lines(kind, extents, groups, 
 
 
 def test_an_axis_wraps_by_the_length_of_the_whole_axis():
-    chip = chips.TPUS["v4"]
+    chip = hardware.TPUS["v4"]
     mesh = mesh_of(pod(4, 4, 8, kind="TPU v4"), 1, 8, 16, 1)
     along_z = 16 * np.arange(8)[None]
     whole, half = (collectives.seconds("all-gather", SIZE, groups, mesh, chip) for groups in (along_z, along_z[:, :4]))
@@ -481,7 +483,7 @@ def test_an_impossible_number_is_one_line_and_exit_code_2(tiny, capsys, argument
 @pytest.mark.parametrize("name", ["v4:2x2x4", "v5e:16x16", "v5p:4x8x8", "v6e:2x4"])
 def test_a_topology_names_chip_and_extents(name):
     chip, extents = topology.parse(name)
-    assert chip is chips.TPUS[name.split(":")[0]] and "x".join(map(str, extents)) == name.split(":")[1]
+    assert chip is hardware.TPUS[name.split(":")[0]] and "x".join(map(str, extents)) == name.split(":")[1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax import sharding
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.models import encoder, kernels
 
 pytestmark = pytest.mark.plan
@@ -46,7 +47,7 @@ def placed(mesh, shape, dtype, *axes):
     [(600, 80, "bfloat16"), (1370, 104, "bfloat16"), (1370, 88, "float32"), (2305, 64, "bfloat16")],
 )
 def test_auto_takes_splash_which_every_device_computes_alone(devices, length, width, dtype):
-    mesh = sharding.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
+    mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
     function = lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32)  # noqa: E731
     program = compiled(function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv"))
     text = program.as_text()
@@ -57,7 +58,7 @@ def test_auto_takes_splash_which_every_device_computes_alone(devices, length, wi
 
 
 def test_a_scanned_and_rematerialised_encoder_takes_splash_and_much_less_memory(devices):
-    mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
+    mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
     x = placed(mesh, (256, 600, 256), jnp.bfloat16, "batch", "length", "embed")
     temporary = {}
     for way in ("auto", "einsum"):
@@ -72,7 +73,7 @@ def test_a_scanned_and_rematerialised_encoder_takes_splash_and_much_less_memory(
 
 def test_no_square_of_scores_is_copied_with_128_images_per_chip(devices):
     """The compiler by itself puts the images last in memory and copies each of the squares to and fro."""
-    mesh = sharding.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
+    mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
     x = placed(mesh, (4 * 128, 197, 768), jnp.bfloat16, "batch", "length", "embed")
     layers = encoder.Encoder(2, 3072, 12, posemb="none", dtype=jnp.bfloat16)
     params = jax.eval_shape(layers.init, jax.random.key(0), jnp.zeros((1, 197, 768)), (14, 14))

@@ -11,8 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import vit_jax
-from vit_jax import adapt, layout, optim, sharding, step
+from vit_jax import adapt, layout, optim, step
 from vit_jax import config as configs
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 
 ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
@@ -23,7 +25,7 @@ ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
     [(dict(data=-1), (1, 8, 1, 1)), (dict(data=-1, tensor=2), (1, 4, 1, 2)), (dict(fsdp=-1, data=2), (1, 2, 4, 1))],
 )
 def test_one_axis_takes_what_remains(sizes, shape):
-    assert tuple(sharding.make_mesh(ONE | sizes).shape.values()) == shape
+    assert tuple(meshes.make_mesh(ONE | sizes).shape.values()) == shape
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_one_axis_takes_what_remains(sizes, shape):
 )
 def test_a_mesh_that_does_not_match_says_both_numbers(sizes, message):
     with pytest.raises(UserError, match=message):
-        sharding.make_mesh(ONE | sizes)
+        meshes.make_mesh(ONE | sizes)
 
 
 def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
@@ -47,14 +49,14 @@ def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
         sharding.constrain(x, "batchs", "embed")
     with pytest.raises(ValueError, match="one logical axis per dimension"):
         sharding.constrain(x, "batch")
-    with jax.set_mesh(sharding.make_mesh(ONE | dict(data=8))):
+    with jax.set_mesh(meshes.make_mesh(ONE | dict(data=8))):
         out = jax.jit(lambda x: sharding.constrain(x, "batch", None))(x)
     assert {shard.data.shape for shard in out.addressable_shards} == {(1, 2)}
 
 
 def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
-    mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))
+    mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
     specs = {k: v.spec for k, v in layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh)).items()}
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
@@ -72,14 +74,14 @@ def test_the_share_of_the_parameters_that_is_split():
     # What stays whole: vectors, the class token, and biases by head.
     vectors = sum(leaf.size for leaf in jax.tree.leaves(params) if max(leaf.shape) == leaf.size)
     biases = 12 * 3 * 384  # [heads, kv]: 6 x 64
-    share = sharding.split_share(params, sharding.make_mesh(ONE | dict(fsdp=8)))
+    share = sharding.split_share(params, meshes.make_mesh(ONE | dict(fsdp=8)))
     assert share == 1 - (vectors + biases) / sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert sharding.split_share(params, sharding.make_mesh(ONE | dict(data=8))) == 0
+    assert sharding.split_share(params, meshes.make_mesh(ONE | dict(data=8))) == 0
 
 
 def test_scanned_layers_are_split_like_single_ones():
     model = vit_jax.create_model("S/16", scan=True)
-    mesh = sharding.make_mesh(ONE | dict(fsdp=4, tensor=2))
+    mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
     specs = layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh))
     query = specs["Transformer/encoderblock/MultiHeadDotProductAttention_1/query/kernel"].spec
     assert query == PartitionSpec(None, "fsdp", "tensor", None)
@@ -89,14 +91,14 @@ def test_scanned_layers_are_split_like_single_ones():
     ("sizes", "wanted"), [(dict(data=8), 8), (dict(data=2, tensor=4), 2), (dict(fsdp=4, data=2), 8)]
 )
 def test_local_rows_are_all_rows_of_a_single_process_and_must_divide(sizes, wanted):
-    mesh = sharding.make_mesh(ONE | sizes)
+    mesh = meshes.make_mesh(ONE | sizes)
     np.testing.assert_array_equal(sharding.local_rows(mesh, 16), np.arange(16))
     with pytest.raises(UserError, match=f"batch_size=15 is not divisible by the {wanted} devices"):
         sharding.local_rows(mesh, 15)
 
 
 def test_tensor_parallelism_must_divide_the_model():
-    mesh = sharding.make_mesh(ONE | dict(tensor=8))
+    mesh = meshes.make_mesh(ONE | dict(tensor=8))
     with pytest.raises(UserError, match="tensor=8 does not divide the model's num_heads=12"):
         sharding.check_model(vit_jax.create_model("B/16"), mesh)
 
@@ -184,7 +186,7 @@ def state():
 
 @pytest.mark.parametrize("sizes", [dict(data=4), dict(data=4, fsdp=2)])
 def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(state, sizes):
-    mesh = sharding.abstract_mesh(ONE | sizes)
+    mesh = meshes.abstract_mesh(ONE | sizes)
     plain, zero = (layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True))
     params = {name: place.spec for name, place in zero.items() if name.startswith("params/")}
     assert params == {name: plain[name].spec for name in params}
@@ -228,7 +230,7 @@ def two_slices() -> list[Device]:
     ],
 )
 def test_slices_lie_along_replica_or_else_along_data(sizes, axis):
-    devices = sharding.make_mesh(ONE | sizes, two_slices()).devices
+    devices = meshes.make_mesh(ONE | sizes, two_slices()).devices
     assert len({device.id for device in devices.flat}) == 16
     slices = np.vectorize(lambda device: device.slice_index)(devices)
     half = devices.shape[axis] // 2
@@ -239,4 +241,4 @@ def test_slices_lie_along_replica_or_else_along_data(sizes, axis):
 def test_slices_that_would_be_torn_apart_are_refused_with_what_to_do():
     message = "replica=1 and data=1, but the devices form 2 slices: make --config.mesh.replica a multiple of 2"
     with pytest.raises(UserError, match=message):
-        sharding.make_mesh(ONE | dict(fsdp=16), two_slices())
+        meshes.make_mesh(ONE | dict(fsdp=16), two_slices())

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from vit_jax import agreement, processes, watch
+from vit_jax.distributed import preflight, processes, watchdog
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -189,14 +189,14 @@ def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
 
 
 def test_keys_of_the_machine_may_differ():
-    assert agreement.OF_THE_MACHINE.fullmatch("data.threads")
-    assert agreement.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
-    assert not agreement.OF_THE_MACHINE.fullmatch("data.name") and not agreement.OF_THE_MACHINE.fullmatch("data")
+    assert preflight.OF_THE_MACHINE.fullmatch("data.threads")
+    assert preflight.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
+    assert not preflight.OF_THE_MACHINE.fullmatch("data.name") and not preflight.OF_THE_MACHINE.fullmatch("data")
 
 
 def test_differences_name_keys_and_both_values():
     one, two = dict(a="1", b="2", c="3"), dict(a="1", b="4", d="5")
-    assert agreement.differences(one, two) == "b: 2 -> 4; c: 3 -> (unset); d: (unset) -> 5"
+    assert preflight.differences(one, two) == "b: 2 -> 4; c: 3 -> (unset); d: (unset) -> 5"
 
 
 @slow
@@ -267,9 +267,9 @@ def test_a_job_that_stands_still_ends_and_names_who_is_behind(who):
 
 
 def test_a_wrong_stall_timeout_is_named(monkeypatch):
-    monkeypatch.setenv(watch.STALL, "never")
+    monkeypatch.setenv(watchdog.STALL, "never")
     with pytest.raises(UserError, match="VIT_JAX_STALL_TIMEOUT=never in the environment is no number of seconds"):
-        watch.stall_timeout()
+        watchdog.stall_timeout()
 
 
 @slow

@@ -12,8 +12,10 @@ from conftest import below, golden
 from test_optim import settings
 
 import vit_jax
-from vit_jax import augment, layout, optim, preprocess, sharding, step
+from vit_jax import augment, layout, optim, preprocess, step
 from vit_jax import config as configs
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import sharding
 
 SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")
 
@@ -156,7 +158,7 @@ def test_eight_devices_give_the_loss_of_one(sizes, scan):
         single, metrics = train_step(single, example_batch(seed=number))
         losses.append(float(metrics["train/loss"]))
 
-    mesh = sharding.make_mesh(dict(replica=1, data=1, fsdp=1, tensor=1) | sizes)
+    mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=1, tensor=1) | sizes)
     state, train_step = setup(**options)
     with jax.set_mesh(mesh):
         state = jax.device_put(state, sharding.param_specs(state, mesh))
@@ -196,7 +198,7 @@ def test_ema_is_a_weighted_mean_of_the_parameters():
 def test_the_lowered_step_holds_its_sharding_constraints():
     """Constraints that silently do nothing are the failure this guards against."""
     state, train_step = setup()
-    mesh = sharding.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
         text = train_step.lower(state, example_batch()).as_text()
     # Forward: image, encoder input, and in each of two blocks three projections, the MLP and the block's output.

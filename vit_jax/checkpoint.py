@@ -10,9 +10,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import integrity, processes
+from vit_jax import integrity
+from vit_jax.distributed import messages
+from vit_jax.distributed.runtime import check_fits
 from vit_jax.errors import UserError, one_line
-from vit_jax.memory import check_fits
 
 
 def silence_late_io() -> None:
@@ -130,7 +131,7 @@ def read_state(folder, make_abstract) -> dict:
         state = ocp.StandardCheckpointHandler().restore(epath.Path(folder) / "state", args=args)
     except Exception as error:  # whatever a damaged file leads to
         problem = one_line(error)[:300] or type(error).__name__
-    if problem := processes.first_problem(f"the reading of {folder}", problem):
+    if problem := messages.first_problem(f"the reading of {folder}", problem):
         raise problem_with(folder, problem)
     try:
         integrity.check(state, expected)

@@ -15,8 +15,9 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.options import AsyncOptions, MultiprocessingOptions
 
-from vit_jax import integrity, processes
+from vit_jax import integrity
 from vit_jax.checkpoint import Unreachable, read_meta, read_state, silence_late_io
+from vit_jax.distributed import messages
 from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,10 @@ class Checkpointer:
 
         def meet(key: str, timeout_ms: int) -> None:
             error = sys.exception()  # of this process, for which the others need not wait
-            if error and processes.several():
-                processes.announce(failed)
+            if error and messages.several():
+                messages.announce(failed)
                 raise error
-            processes.meet(key, timeout_ms / 1000, unless=failed)
+            messages.meet(key, timeout_ms / 1000, unless=failed)
 
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(self.policies),
@@ -140,7 +141,7 @@ class Checkpointer:
         except Exception as error:
             self.note(error)
         problem, self.problem = self.problem, None
-        said = processes.first_problem(f"the end of the save of step {step}", problem)
+        said = messages.first_problem(f"the end of the save of step {step}", problem)
         if said and self.is_committed(step):
             log.warning(
                 "checkpoint %d is saved, but what follows failed, as the deletion of an old one: %s", step, said
@@ -156,7 +157,7 @@ class Checkpointer:
         """Keeps what went wrong with the save under way, and lets the other processes know."""
         self.problem = storage_problem(error) or one_line(error)[:300] or type(error).__name__
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 is gone
-            processes.announce(f"{FAILED_SAVE}/{self.opened}")
+            messages.announce(f"{FAILED_SAVE}/{self.opened}")
 
     def is_committed(self, step: int) -> bool:
         """Whether a save reached its commit, as process 0 sees it."""
@@ -166,7 +167,7 @@ class Checkpointer:
                 missing = None if step in ocp.path.step.checkpoint_steps(self.folder) else "no"
             except Exception:  # the store is away
                 missing = "no"
-        return not processes.first_problem(f"the commit of step {step}", missing)
+        return not messages.first_problem(f"the commit of step {step}", missing)
 
     def failed(self, step: int, problem: str) -> None:
         self.failures, self.failures_in_row = self.failures + 1, self.failures_in_row + 1
@@ -223,7 +224,7 @@ class Checkpointer:
             (self.folder / str(step)).rename(damaged)
             log.warning("checkpoint %d is passed over, and now called %s", step, damaged.name)
         if steps:
-            processes.first_problem("the damaged checkpoints", None)  # process 0 is done
+            messages.first_problem("the damaged checkpoints", None)  # process 0 is done
             self.manager.reload()
 
     def close(self) -> None:

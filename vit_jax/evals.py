@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import pretrained, sharding, watch
+from vit_jax import pretrained
+from vit_jax.distributed import sharding, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification, features, fewshot, knn, linear_probe
 
@@ -116,7 +117,7 @@ def run(
     scalars, held = {}, {}
 
     def batches_of(name: str, part: Part):
-        return until(watch.each(part.batches(), f"evaluation {name}"))
+        return until(watchdog.each(part.batches(), f"evaluation {name}"))
 
     def features_of(name: str, part: Part) -> features.Features:
         if part.key not in held:

@@ -11,8 +11,10 @@ import sys
 
 import jax
 
-from vit_jax import agreement, chips, cli, evals, pretrained, processes, sharding, user_cache, watch
+from vit_jax import cli, evals, pretrained
 from vit_jax import config as configs
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import preflight, processes, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -30,7 +32,7 @@ def evaluate(config) -> dict[str, float]:
             raise UserError(
                 f"config key model.{key} has no effect in evaluate: the weights say what the model is, leave it out"
             )
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     weights = pretrained.read(config.init_from, image_size=config.image_size or None)
     fields = {key: config.model[key] for key in free if config.model[key] != default.model[key]}
     model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
@@ -63,17 +65,17 @@ def main(argv: list[str]) -> int:
         config = configs.load(args.config, overrides)
         cli.check(args.json)
         processes.start()
-        user_cache.keep_programs()
-        chips.keep_memory()
+        runtime.keep_programs()
+        runtime.keep_memory()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
         with cli.logging_to(None):
-            agreement.agree(dict(configs.flatten(config)))
+            preflight.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)
         if jax.process_index() == 0:
             print(json.dumps(scalars, indent=2))
             cli.write(args.json, scalars)
 
-    return watch.run(work, args.debug)
+    return watchdog.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import chips, cli, metrics, processes, train, user_cache, watch, workdir
+from vit_jax import cli, metrics, train, workdir
 from vit_jax import config as configs
+from vit_jax.distributed import processes, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger("vit_jax.finetune")
@@ -190,8 +191,8 @@ def main(argv: list[str]) -> int:
         trial(config, lrs[0], share)
         cli.check(args.json)
         processes.start()
-        user_cache.keep_programs()
-        chips.keep_memory()
+        runtime.keep_programs()
+        runtime.keep_memory()
         folder = workdir.make(args.workdir)
         tried = choose(config, folder, lrs, share)
         final = finish(config, folder / "final", best(tried))
@@ -201,7 +202,7 @@ def main(argv: list[str]) -> int:
             cli.write(args.json, dict(tried=tried, lr=best(tried), final=chosen))
         print(f"The model: {folder / 'final'}")
 
-    return watch.run(work, args.debug)
+    return watchdog.run(work, args.debug)
 
 
 if __name__ == "__main__":

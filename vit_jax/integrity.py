@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import processes
+from vit_jax.distributed import messages
+from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
-from vit_jax.sharding import path_name
 
 WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 # Odd constants of MurmurHash3's 32-bit finaliser and, for a second hash, of the "lowbias32" of Chris Wellons.
@@ -124,7 +124,7 @@ def checksums(tree) -> dict[str, str]:
     them, and the others get those of their parts. All processes that hold parts must call it."""
     held, is_spread = leaves(tree)
     own = {name: leaf.by_copy.get(0, 0) for name, leaf in held.items()}
-    said = processes.to_leader("the checksums", json.dumps(own), processes.PATIENCE_S) if is_spread else None
+    said = messages.to_leader("the checksums", json.dumps(own), messages.PATIENCE_S) if is_spread else None
     if said:
         all_parts = [json.loads(text) for text in said]
         own = {name: sum(found[name] for found in all_parts) for name in own}
@@ -180,7 +180,7 @@ def check(tree, expected: Mapping[str, str]) -> None:
     if bad:
         problem = f"{len(bad)} arrays are damaged, as {min(bad)}: their checksums are not those of what was saved"
     if is_spread:
-        problem = processes.first_problem("the comparison of checksums", problem)
+        problem = messages.first_problem("the comparison of checksums", problem)
     if problem:
         raise UserError(problem)
 
@@ -188,7 +188,7 @@ def check(tree, expected: Mapping[str, str]) -> None:
 def added_up(own: dict[str, dict[int, int]]) -> dict[str, dict[str, int]]:
     """Name -> copy -> the sum of what all processes hold of it; {} where this process does not lead."""
     total = collections.defaultdict(collections.Counter)
-    for text in processes.to_leader("the checksums", json.dumps(own), processes.PATIENCE_S) or ():
+    for text in messages.to_leader("the checksums", json.dumps(own), messages.PATIENCE_S) or ():
         for name, by_copy in json.loads(text).items():
             total[name].update(by_copy)
     return total

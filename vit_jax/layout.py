@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 
-from vit_jax.sharding import path_name
+from vit_jax.distributed.sharding import path_name
 
 BLOCK = re.compile(r"encoderblock_(\d+)$")
 

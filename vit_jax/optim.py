@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
-from vit_jax.sharding import path_name
 
 
 def cosine(progress, steps, *, lr, **_):

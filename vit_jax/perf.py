@@ -3,7 +3,6 @@
 import array
 import collections
 import contextlib
-import gc
 import math
 import statistics
 import time
@@ -76,18 +75,6 @@ def timed(function: Callable, *args) -> tuple[Any, float]:
     """Calls `function` and returns its result and the seconds that the call took."""
     start = time.perf_counter()
     return function(*args), time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def without_collections():
-    """No search for cyclic garbage meanwhile: what tracing makes, stays, and each search goes through all of it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def hbm_gib() -> dict[str, float]:

@@ -15,7 +15,9 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from vit_jax import chips, cli, pretrained, sharding, user_cache
+from vit_jax import cli, pretrained
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import runtime, sharding
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger("vit_jax.predict")
@@ -70,7 +72,7 @@ def predict(weights: pretrained.Weights, given: Sequence[str], top_k: int, image
     if model.image_size[0] != model.image_size[1]:
         raise UserError(f"{weights.path} is for images of {model.image_size}: only square ones are predicted")
     found, listing = paths.load(given)
-    mesh = sharding.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
+    mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size
     step = make_step(model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent"))
     parts, good = [], []
@@ -152,8 +154,8 @@ def main(argv: list[str]) -> int:
         if args.out and not args.out.endswith(KINDS):
             raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
         cli.check(args.out, "--out")
-        user_cache.keep_programs()
-        chips.keep_memory()
+        runtime.keep_programs()
+        runtime.keep_memory()
         with cli.logging_to(None):
             weights = pretrained.read(args.checkpoint, image_size=args.image_size)
             result = predict(weights, args.images, args.top_k, args.image_size)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import chips
+from vit_jax.distributed import hardware
 
 GREY = 128  # fills what an operation leaves empty
 LARGE = 1e6  # above every product of a factor and a pixel
@@ -53,9 +53,9 @@ def autocontrast(image):
 def equalize(image):
     """Gives each channel a flat histogram, by Pillow's integer rule; stays where there are too few pixels for it."""
     value = image.reshape(len(image), -1, 3).swapaxes(1, 2)  # [batch, 3, pixels]
-    counts = chips.multiply_or_index(histogram_by_matmul, histogram_by_scatter, value)
+    counts = hardware.multiply_or_index(histogram_by_matmul, histogram_by_scatter, value)
     table = flattening(counts)
-    value = chips.multiply_or_index(lookup_by_matmul, lookup_by_gather, value, table)
+    value = hardware.multiply_or_index(lookup_by_matmul, lookup_by_gather, value, table)
     return value.astype(jnp.uint8).swapaxes(1, 2).reshape(image.shape)
 
 
@@ -297,7 +297,7 @@ def operate(image, op, negative, centre, m: float):
       m: magnitude.
     """
     ways = (functools.partial(way, m=m) for way in (one_by_one, all_at_once))
-    return chips.branch_or_select(*ways, image, op, negative, centre)
+    return hardware.branch_or_select(*ways, image, op, negative, centre)
 
 
 def choose(key, height: int, width: int):

@@ -9,8 +9,8 @@ import tempfile
 import time
 
 from vit_jax import perf
+from vit_jax.distributed.runtime import JAX_VARIABLES
 from vit_jax.errors import UserError
-from vit_jax.user_cache import JAX_VARIABLES
 
 TRAIN = [sys.executable, "-m", "vit_jax.train"]
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import chips, perf
+from vit_jax import perf
 from vit_jax import state as states
+from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
 from vit_jax.plan import compilation
 
@@ -46,7 +47,7 @@ def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[
 
 def product_flops(runs: int) -> list[float]:
     """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its matrix units give."""
-    side = chips.product_side()
+    side = hardware.product_side()
     x, y = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in jax.random.split(jax.random.key(0)))
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
     return [2 * side**3 / seconds for seconds in seconds_per_call(lambda: multiply(x, y), 10, runs)]
@@ -83,7 +84,10 @@ def measure(config, args, product: float) -> list[dict]:
         infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
         inference = seconds_per_call(lambda: infer(state.params, batch["image"]), args.steps, args.runs)
     flops = size * perf.model_flops(job.model) / job.num_chips
-    peaks = {"the data sheet's peak": chips.peak_flops(jax.devices()[0].device_kind), "the peak in products": product}
+    peaks = {
+        "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
+        "the peak in products": product,
+    }
     found = [
         ("training", "images/s", [size / seconds for seconds in training]),
         *((f"of {k}", "MFU", [3 * flops / s / peak for s in training]) for k, peak in peaks.items() if peak),
@@ -105,7 +109,7 @@ def run(config, args, overrides) -> list[dict]:
         raise UserError(f"--steps={args.steps} is too few: give 1 or more")
     wanted = parse_models(args.models, config)
     jax.config.update("jax_enable_compilation_cache", False)  # what is told is compiled
-    chips.keep_memory()
+    runtime.keep_memory()
     product = product_flops(args.runs)
     rows = [perf.row("product of bfloat16 matrices, one device", "TFLOP/s", [flops / 1e12 for flops in product])]
     for variant, batch_size in wanted:

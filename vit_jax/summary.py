@@ -2,8 +2,9 @@
 
 import jax
 
-from vit_jax import layout, perf, sharding
+from vit_jax import layout, perf
 from vit_jax.data import catalog
+from vit_jax.distributed import sharding
 
 
 def schedule_line(config, schedule, total_steps: int) -> str:

@@ -13,30 +13,13 @@ from collections.abc import Callable
 import jax
 from etils import epath
 
-from vit_jax import (
-    adapt,
-    agreement,
-    chips,
-    cli,
-    evals,
-    metrics,
-    optim,
-    perf,
-    preemption,
-    preprocess,
-    processes,
-    sharding,
-    soundness,
-    step,
-    summary,
-    user_cache,
-    watch,
-    workdir,
-)
+from vit_jax import adapt, cli, evals, metrics, optim, perf, preprocess, soundness, step, summary, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.checkpointer import Checkpointer
 from vit_jax.data import catalog
+from vit_jax.distributed import hardware, preemption, preflight, processes, runtime, sharding, watchdog
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.models import classifier, create
 
@@ -139,7 +122,7 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         max_skipped=config.max_skipped,
     )
     place = states.shardings(abstract), None
-    return jax.jit(train_step, donate_argnums=0, out_shardings=place, compiler_options=chips.compiler_options(mesh))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=place, compiler_options=hardware.compiler_options(mesh))
 
 
 def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
@@ -147,7 +130,7 @@ def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
     mesh = jax.sharding.get_mesh()
 
     def work():
-        with jax.set_mesh(mesh), perf.without_collections():
+        with jax.set_mesh(mesh), runtime.without_collections():
             return perf.timed(lambda: train_step.lower(*shapes).compile())
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -185,7 +168,7 @@ class Run:
         log.info("training from step %d", first)
         try:
             for number in range(first + 1, total + 1):
-                watch.place.begin(f"step {number}")
+                watchdog.place.begin(f"step {number}")
                 profiler.before_step(number)
                 state, step_metrics = timer.step(self.train_step, state, timer.next_batch(batches))
                 bar.advance(number)
@@ -255,7 +238,7 @@ class Run:
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
-        watch.place.begin(f"the save of step {number}")
+        watchdog.place.begin(f"the save of step {number}")
         self.look(number, step_metrics)
         if not states.is_finite(state):
             raise NegativeResult(
@@ -268,7 +251,7 @@ class Run:
 
 def train(config, folder: epath.Path) -> None:
     """The whole of a run."""
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     source, facts = open_training_data(config)
     total_steps = plan_steps(config, facts.num_examples)
@@ -277,11 +260,11 @@ def train(config, folder: epath.Path) -> None:
     tx, schedule = make_optimizer(config, model, total_steps)
     opened = evals.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
-    agreement.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    preflight.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
         log.info(line)
 
-    peak = chips.peak_flops(jax.devices()[0].device_kind)
+    peak = hardware.peak_flops(jax.devices()[0].device_kind)
     timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
@@ -295,7 +278,7 @@ def train(config, folder: epath.Path) -> None:
         batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:
             train_step, timer.compile_s = compiling.result()
-            chips.release_memory()
+            runtime.release_memory()
             parts = (train_step, eval_steps, opened, checkpointer, writer, timer, skipped, meta)
             Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
 
@@ -306,7 +289,7 @@ def dry_run(config) -> None:
     total_steps = plan_steps(config, facts.num_examples)
     model = make_model(config, facts.num_classes)
     _, schedule = make_optimizer(config, model, total_steps)
-    mesh = sharding.abstract_mesh(config.mesh)
+    mesh = meshes.abstract_mesh(config.mesh)
     sharding.check_model(model, mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     params = adapt.abstract_params(model.with_scan(False))
@@ -336,13 +319,13 @@ def main(argv: list[str]) -> int:
         if not args.workdir:
             raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
         processes.start()
-        user_cache.keep_programs()
-        chips.keep_memory()
+        runtime.keep_programs()
+        runtime.keep_memory()
         folder = workdir.make(args.workdir)
         with cli.logging_to(folder):
             train(config, folder)
 
-    return watch.run(work, args.debug)
+    return watchdog.run(work, args.debug)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import jax
 from etils import epath
 
-from vit_jax import checkpoint, cli, versions
+from vit_jax import checkpoint, cli
 from vit_jax import config as configs
+from vit_jax.distributed import versions
 from vit_jax.errors import UserError, one_line, storage_problem
 
 # A run may be continued with other values of these, and of nothing else.

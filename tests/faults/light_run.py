@@ -17,8 +17,10 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint  # noqa: F401 - here, so that what is forked need not
 
-from vit_jax import agreement, checkpoint, errors, preemption, processes, sharding, watch
+from vit_jax import checkpoint, errors
 from vit_jax.checkpointer import Checkpointer
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import preemption, preflight, processes, sharding, watchdog
 
 WIDTH = 512  # two matrices of a MiB each, and their momentum: a save takes some time
 
@@ -60,8 +62,8 @@ def digest(state) -> str:
 def train(folder: pathlib.Path, steps: int, every: int, pause: float, max_failures: int = 3) -> None:
     """Trains to `steps`, or from the newest checkpoint on; every process writes what it does to run_I.jsonl."""
     processes.start()
-    mesh = sharding.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
-    agreement.agree(dict(steps=steps), checkpoint.absolute(folder))
+    mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
+    preflight.agree(dict(steps=steps), checkpoint.absolute(folder))
     abstract, init, update = make(mesh)
     config = ml_collections.ConfigDict(dict(keep_last=2, keep_every=0, keep_best="", max_failures=max_failures))
     with (
@@ -77,7 +79,7 @@ def train(folder: pathlib.Path, steps: int, every: int, pause: float, max_failur
         say(first=first, digest=digest(state))
         request, number = preemption.SaveRequest(), first
         for number in range(first + 1, steps + 1):
-            watch.place.begin(f"step {number}")
+            watchdog.place.begin(f"step {number}")
             state, loss = update(state)
             say(step=number, loss=float(loss))
             stop = request.due()
@@ -98,7 +100,7 @@ def main(arguments: list) -> int:
     logging.getLogger("vit_jax").setLevel(logging.WARNING)
     folder, steps, every, pause, *more = arguments
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    return watch.run(lambda: train(pathlib.Path(folder), steps, every, pause, *more), debug=False)
+    return watchdog.run(lambda: train(pathlib.Path(folder), steps, every, pause, *more), debug=False)
 
 
 def serve() -> None:

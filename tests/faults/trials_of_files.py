@@ -14,10 +14,11 @@ from conftest import TINY
 from PIL import Image
 from processes_at_hand import expect
 
-from vit_jax import checkpoint, sharding, train
+from vit_jax import checkpoint, train
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.checkpointer import Checkpointer
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.layout import flatten
 
@@ -103,7 +104,7 @@ def layout_of(tiny: str) -> dict:
     config = configs.load(tiny)
     model = train.make_model(config, 10)
     tx, _ = train.make_optimizer(config, model, config.total_steps)
-    return states.as_dict(states.abstract_state(config, model, tx, sharding.make_mesh(config.mesh)))
+    return states.as_dict(states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh)))
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

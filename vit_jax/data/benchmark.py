@@ -15,8 +15,10 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from vit_jax import chips, perf, preprocess, sharding, train
+from vit_jax import perf, preprocess, train
 from vit_jax.data import catalog, images, pipeline, sources, to_device
+from vit_jax.distributed import hardware, sharding
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
@@ -89,7 +91,7 @@ def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
 
 def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     """Transfer to the devices, and augmentation on them."""
-    mesh, size = sharding.make_mesh(config.mesh), config.data.batch_size
+    mesh, size = meshes.make_mesh(config.mesh), config.data.batch_size
     batch = next(host.batches())
     rows, wanted = sharding.local_rows(mesh, size), {key: batch[key] for key in ("image", "label", "mask", "seed")}
     model = train.make_model(config, host.source.num_classes)
@@ -120,7 +122,9 @@ def chips_of(topology: str) -> tuple[str, int]:
       UserError: the chip is not known, or there are no sizes.
     """
     chip, _, sizes = topology.partition(":")
-    known = [kind.removeprefix("TPU ") for kind in chips.PEAK_FLOPS if kind.startswith("TPU v") and " lite" not in kind]
+    known = [
+        kind.removeprefix("TPU ") for kind in hardware.PEAK_FLOPS if kind.startswith("TPU v") and " lite" not in kind
+    ]
     if chip not in known or not SIZES.fullmatch(sizes):
         raise UserError(f"--topology={topology} is not understood: write CHIP:AxB, with a chip of {', '.join(known)}")
     return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
@@ -129,7 +133,7 @@ def chips_of(topology: str) -> tuple[str, int]:
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """What `count` chips of a `kind` take, and the host cores that feed them."""
     flops = 3 * perf.model_flops(train.make_model(config, num_classes))
-    speed = count * chips.PEAK_FLOPS[kind] * args.mfu / flops
+    speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         perf.row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
         perf.row(f"cores that feed {args.topology}", "cores", [speed * core_ms / 1e3]),

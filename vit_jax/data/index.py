@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax import user_cache
+from vit_jax.distributed import runtime
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def cached(
     kind: str, where: str, build: Callable[[], dict[str, np.ndarray]], is_current: Callable[[dict], bool]
 ) -> dict[str, np.ndarray]:
     """The arrays that `build` makes of the data at `where`, kept for as long as `is_current(arrays)` holds."""
-    path = user_cache.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
+    path = runtime.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
     arrays = read(path)
     if arrays is not None:
         try:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding
 from vit_jax.data.stages import Stages
+from vit_jax.distributed import sharding
 
 
 def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> dict:

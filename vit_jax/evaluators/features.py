@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
+from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult
 
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
+from vit_jax.distributed.runtime import check_fits
 from vit_jax.errors import UserError, one_line
-from vit_jax.memory import check_fits
 
 
 def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax import sharding
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.classifier import Classifier

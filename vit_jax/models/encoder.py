@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax import sharding
+from vit_jax.distributed import sharding
 from vit_jax.models import kernels
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets

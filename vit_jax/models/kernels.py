@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from vit_jax import sharding
+from vit_jax.distributed import hardware, sharding
 from vit_jax.errors import UserError
 from vit_jax.models import products
 from vit_jax.models.attention import blockwise, cudnn, splash
@@ -89,7 +89,7 @@ def gradient_as_is(x):
 
 gradient_as_is.defvjp(
     lambda x: (x, None),
-    lambda _, gradient: (jax.lax.optimization_barrier(gradient) if platform() == "tpu" else gradient,),
+    lambda _, gradient: (jax.lax.optimization_barrier(gradient) if hardware.platform() == "tpu" else gradient,),
 )
 
 
@@ -101,23 +101,7 @@ def in_memory(x, *order: int):
     softmax on v5e take 71.4 Mcycles and 2.36 GiB, and 51.7 and 1.92 with orders of ours. Those are the ones that it
     chooses itself for 64 images.
     """
-    return with_layout_constraint(x, Layout(order)) if platform() == "tpu" else x
-
-
-def platform() -> str:
-    """Where the program will run: "tpu", "cpu", "cuda" with cuDNN's fused attention, or another name of JAX's.
-
-    The mesh that is set says it, also one of devices that are only described, for which a CPU compiles; without a mesh
-    it is JAX's default.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    name = device.platform if device else jax.default_backend()
-    return "cuda" if name == "gpu" and has_cudnn(jax.local_devices()[0]) else name
-
-
-def has_cudnn(device) -> bool:
-    """Whether a GPU runs cuDNN's fused attention: NVIDIA's, from Ampere on."""
-    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8.0
+    return with_layout_constraint(x, Layout(order)) if hardware.platform() == "tpu" else x
 
 
 def cudnn_refuses(dtype, width: int) -> str:
@@ -163,7 +147,7 @@ def operands_alone(dtype) -> bool:
 
     They have instructions for such products, and none for other arithmetic of bfloat16.
     """
-    return dtype == jnp.bfloat16 and platform() == "cpu"
+    return dtype == jnp.bfloat16 and hardware.platform() == "cpu"
 
 
 def layer(dtype) -> dict:
@@ -192,7 +176,7 @@ def activation(function, dtype):
     3 % of the time are spared. On TPUs that breaks fusions: B/16 with 128 images takes 284 Mcycles instead of 268.
     """
     cast = lambda x: function(x.astype(layer_dtype(dtype)))  # noqa: E731
-    return jax.checkpoint(cast) if platform() == "cpu" else cast
+    return jax.checkpoint(cast) if hardware.platform() == "cpu" else cast
 
 
 def matmul(x, kernel, dtype):
@@ -234,8 +218,8 @@ def attention(query, key, value, dtype, softmax_dtype, wanted: str = "auto"):
     Returns:
       [batch, length, heads, kv].
     """
-    chosen = choose(wanted, query, key, platform())
-    if chosen == "einsum" and platform() == "cpu":
+    chosen = choose(wanted, query, key, hardware.platform())
+    if chosen == "einsum" and hardware.platform() == "cpu":
         return products.attention(scaled(query), key, value, jnp.dtype(dtype))
     if chosen == "einsum":
         return einsum(scaled(query), key, value, jnp.dtype(softmax_dtype))

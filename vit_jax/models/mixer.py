@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax import sharding
+from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import encoder, kernels
 from vit_jax.models.classifier import Classifier

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import chips, perf, sharding
+from vit_jax import perf
+from vit_jax.distributed import hardware, sharding
+from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import kernels
 from vit_jax.plan.compilation import Job
@@ -35,7 +37,7 @@ class Sketch:
     """A config on a pod, by shapes alone: made in no time, so that thousands can be compared."""
 
     config: Any
-    chip: chips.Tpu
+    chip: hardware.Tpu
     model: Any
     mesh: dict[str, int]
     leaves: tuple[tuple[str, tuple[int, ...], int], ...]  # of the state: name, shape, bytes of an element
@@ -67,10 +69,10 @@ def resketch(one: Sketch, config) -> Sketch:
     Raises:
       UserError: mesh, batch and model do not fit together.
     """
-    shape, _ = sharding.mesh_sizes(config.mesh)
+    shape, _ = meshes.mesh_sizes(config.mesh)
     fixed = math.prod(size for size in shape if size != -1)
     shape = [one.num_chips // fixed if size == -1 else size for size in shape]
-    mesh = sharding.abstract_mesh(dict(zip(sharding.AXES, shape, strict=True)))
+    mesh = meshes.abstract_mesh(dict(zip(meshes.AXES, shape, strict=True)))
     if mesh.size != one.num_chips:
         raise UserError(f"a mesh of {mesh.size} does not fill {one.num_chips} chips")
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)

@@ -8,7 +8,7 @@ import re
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import chips
+from vit_jax.distributed import hardware
 from vit_jax.plan import hlo
 
 # Share of the bytes that pass through a chip, times (n - 1) / n for n chips, on a ring (a bidirectional one). A permute
@@ -92,7 +92,7 @@ def coordinates(device) -> tuple[int, ...]:
     return (*device.coords, getattr(device, "slice_index", 0) or 0)
 
 
-def seconds(kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: chips.Tpu) -> float:
+def seconds(kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: hardware.Tpu) -> float:
     """Time of one collective of `size` bytes by bandwidth alone: rings over all extents that its groups span.
 
     Links carry both directions at once; an extent without wraparound links gives half. Between slices each chip has its
@@ -159,7 +159,7 @@ def messages(program: hlo.Program):
                 yield "reduce-scatter" if scatters else kind, inner, times, not scatters
 
 
-def collectives(program: hlo.Program, mesh: Mesh, chip: chips.Tpu) -> list[Collective]:
+def collectives(program: hlo.Program, mesh: Mesh, chip: hardware.Tpu) -> list[Collective]:
     """What a step sends, by kind, axis and whether it overlaps with computation."""
     found = []
     for kind, instruction, times, overlapped in messages(program):

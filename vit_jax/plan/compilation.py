@@ -9,9 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax import chips, sharding, train
 from vit_jax import state as states
+from vit_jax import train
 from vit_jax.data import catalog, to_device
+from vit_jax.distributed import hardware, sharding
+from vit_jax.distributed import mesh as meshes
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
 
@@ -24,7 +26,7 @@ class Job:
     """What a config would be on a pod: shapes and places alone."""
 
     config: Any
-    chip: chips.Tpu | None  # None: the devices at hand
+    chip: hardware.Tpu | None  # None: the devices at hand
     mesh: Mesh
     model: Any
     optimizer: Any
@@ -64,11 +66,11 @@ def remake(job: Job, config) -> Job:
     return on_devices(config, job.chip, job.mesh.devices.reshape(-1).tolist())
 
 
-def on_devices(config, chip: chips.Tpu | None, devices: list) -> Job:
+def on_devices(config, chip: hardware.Tpu | None, devices: list) -> Job:
     """What a config is on those devices, which may be described ones."""
     facts = catalog.declared(config)
     total_steps = train.plan_steps(config, facts.num_examples)
-    mesh = sharding.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
+    mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     model = train.make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)

@@ -5,7 +5,8 @@ import math
 
 import jax
 
-from vit_jax import perf, sharding
+from vit_jax import perf
+from vit_jax.distributed import sharding
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, Job, shard_bytes
 

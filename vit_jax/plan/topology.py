@@ -4,7 +4,7 @@ import math
 import os
 import re
 
-from vit_jax import chips
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 
 PATTERN = re.compile(r"(?P<chip>\w+):(?P<sizes>[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2})")
@@ -24,16 +24,18 @@ def prepare_environment() -> None:
     os.environ.update(ENVIRONMENT)
 
 
-def parse(name: str) -> tuple[chips.Tpu, list[int]]:
+def parse(name: str) -> tuple[hardware.Tpu, list[int]]:
     """The chip and the extents of "v5e:16x16".
 
     Raises:
       UserError: the chip is not known, or the extents do not fit its network.
     """
     found = PATTERN.fullmatch(name)
-    if not found or found["chip"] not in chips.TPUS:
-        raise UserError(f"--topology={name} is not understood: write CHIP:AxB with a chip of {', '.join(chips.TPUS)}")
-    chip, extents = chips.TPUS[found["chip"]], [int(size) for size in found["sizes"].split("x")]
+    if not found or found["chip"] not in hardware.TPUS:
+        raise UserError(
+            f"--topology={name} is not understood: write CHIP:AxB with a chip of {', '.join(hardware.TPUS)}"
+        )
+    chip, extents = hardware.TPUS[found["chip"]], [int(size) for size in found["sizes"].split("x")]
     if len(extents) != chip.torus:
         example = "x".join(["4"] * chip.torus)
         raise UserError(

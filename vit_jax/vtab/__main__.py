@@ -11,9 +11,10 @@ import sys
 
 import jax
 
-from vit_jax import chips, cli, errors, processes, user_cache, watch, workdir
+from vit_jax import cli, errors, workdir
 from vit_jax import config as configs
 from vit_jax.data.tasks import VTAB, vtab
+from vit_jax.distributed import processes, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError
 
 
@@ -45,8 +46,8 @@ def run(config, names: list[str], folder: str | None, path: str | None) -> None:
     if not folder:
         raise UserError("--workdir is missing: say where the results go, as --workdir=DIR")
     processes.start()
-    user_cache.keep_programs()
-    chips.keep_memory()
+    runtime.keep_programs()
+    runtime.keep_memory()
     # Results are kept by task, and there is nothing else to save: the same command continues.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(errors.Preempted.exit_code))
     place = workdir.make(folder)
@@ -86,7 +87,7 @@ def main(argv: list[str]) -> int:
 
             checks.prepare(config, names)
 
-    return watch.run(work, args.debug)
+    return watchdog.run(work, args.debug)
 
 
 if __name__ == "__main__":

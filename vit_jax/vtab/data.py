@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import ml_collections
 import numpy as np
 
-from vit_jax import sharding
 from vit_jax.data import tasks
+from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult, UserError
 
 DECODE = 100  # images decoded at a time

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from vit_jax import augment, chips, optim, preprocess, sharding, step, watch
+from vit_jax import augment, optim, preprocess, step
+from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluators import classification
 
@@ -171,7 +172,7 @@ class Finetuner:
 
         shapes = jax.eval_shape(start, self.make_params(0))
         place = sharding.param_specs(shapes, self.mesh, config.mesh.zero)
-        how = dict(donate_argnums=0, compiler_options=chips.compiler_options(self.mesh))
+        how = dict(donate_argnums=0, compiler_options=hardware.compiler_options(self.mesh))
         self.steps[total_steps] = (
             jax.jit(start, out_shardings=place),
             jax.jit(train_step, out_shardings=(place, None), **how),
@@ -192,7 +193,7 @@ class Finetuner:
             pending.append(metrics["train/skipped_in_row"])
             if len(pending) > AHEAD:
                 pending.pop(0).block_until_ready()
-                watch.place.begin(f"step {number} of {setting}")
+                watchdog.place.begin(f"step {number} of {setting}")
         if skipped := int(state.skipped_steps):
             log.warning("%s: %d updates were not finite and left out", setting, skipped)
         if int(state.skipped_in_row):
@@ -204,7 +205,7 @@ class Finetuner:
     def evaluate(self, all_params: Sequence, batches: Iterable[dict], classes: int) -> list[dict[str, float]]:
         """Metrics of each of `all_params`, in one pass over the batches."""
         sums = [[] for _ in all_params]
-        for batch in watch.each(batches, "evaluation"):
+        for batch in watchdog.each(batches, "evaluation"):
             for own, params in zip(sums, all_params, strict=True):
                 own.append(self.eval_step((params, np.int32(classes)), batch))
         return [classification.means(own) for own in sums]

@@ -14,10 +14,12 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import agreement, pretrained, processes, sharding, train, watch, workdir
 from vit_jax import config as configs
+from vit_jax import pretrained, train, workdir
 from vit_jax import state as states
 from vit_jax.data.tasks import VTAB
+from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.vtab import data, report
 from vit_jax.vtab.finetune import Finetuner, Setting, larger
@@ -164,7 +166,7 @@ def run_tasks(suite: Suite, runs: Sequence[tuple[str, int]], results: report.Res
         ahead = pool.submit(suite.load, tasks[0][0]) if tasks else None
         for number, (name, seeds) in enumerate(tasks, 1):
             loading, ahead = ahead, pool.submit(suite.load, tasks[number][0]) if number < len(tasks) else None
-            watch.place.begin(f"task {name}")
+            watchdog.place.begin(f"task {name}")
             log.info("task %s, %d of %d", name, number, len(tasks))
             try:
                 found = suite.run(name, seeds, *loading.result())
@@ -183,20 +185,20 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
     """
     check_config(config)
     workdir.check(folder, config, "vtab", is_fixed)
-    agreement.agree(dict(configs.flatten(config)) | dict(tasks=",".join(names)), folder)
+    preflight.agree(dict(configs.flatten(config)) | dict(tasks=",".join(names)), folder)
     # Every process has devices and runs of its own: nothing is sent between them.
-    mesh = sharding.make_mesh(config.mesh, jax.local_devices())
+    mesh = meshes.make_mesh(config.mesh, jax.local_devices())
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     sharding.check_batch(mesh, config.evals.test.data.batch_size or config.data.batch_size)
     results = report.Results(folder, config, names)
     todo = results.begin()
-    processes.first_problem("the start of the suite", None)  # results of earlier failures are gone
+    messages.first_problem("the start of the suite", None)  # results of earlier failures are gone
     with jax.set_mesh(mesh):
         suite = Suite(config, mesh)
         sharding.check_model(suite.model, mesh)
         workdir.claim(folder, config, "vtab")
         run_tasks(suite, share(todo, jax.process_index(), jax.process_count()), results)
     while results.missing(names):
-        watch.place.begin("the runs of other processes")
+        watchdog.place.begin("the runs of other processes")
         time.sleep(WAIT_S)
     return results.publish()

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 from jax._src.distributed import global_state  # nothing public passes a word without the devices
 
-from vit_jax import cli, errors, processes
+from vit_jax import cli, errors
+from vit_jax.distributed import messages, processes
+from vit_jax.distributed.messages import several
 from vit_jax.errors import NegativeResult, UserError, one_line
-from vit_jax.processes import several
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def watching(stall_s: int) -> Iterator[None]:
     def end():
         if several():
             place.begin("the end")
-            processes.exchange("the end", "", processes.SHUTDOWN_S)
+            messages.exchange("the end", "", processes.SHUTDOWN_S)
             over.set()
             watcher.join()
 
@@ -175,7 +176,7 @@ def watching(stall_s: int) -> Iterator[None]:
 
 def watch(stall_s: int, over: threading.Event) -> None:
     """Ends this process soon after another has said that it failed, or when the job stands still."""
-    processes.joined.wait()
+    messages.joined.wait()
     word, written = None, 0
     while several() and not over.is_set() and not (word := told()):
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 is gone, and so is this one soon
@@ -219,7 +220,7 @@ def stalled(seconds: int) -> str:
 def leave(code: int) -> None:
     """Ends this process with `code` and without waiting for the others, process 0 last."""
     waits = several() and global_state.process_id == 0
-    processes.joined.clear()  # nothing more is told or repeated
+    messages.joined.clear()  # nothing more is told or repeated
     if waits:
         time.sleep(LINGER_S)
     for stream in (sys.stdout, sys.stderr):

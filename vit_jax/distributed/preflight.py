@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 from etils import epath
 
-from vit_jax import processes, versions
+from vit_jax.distributed import messages, processes, versions
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     """
     if jax.process_count() == 1:
         return
-    index, address = jax.process_index(), processes.leader()
+    index, address = jax.process_index(), messages.leader()
     count, local = jax.process_count(), jax.local_device_count()
     log.info(
         "process %d of %d, led by process 0 at %s, %d local devices of %d",
@@ -48,7 +48,7 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     if index == 0:
         mark.write_text(str(time.time_ns()))
     try:
-        processes.exchange("the start", "", processes.timeout())
+        messages.exchange("the start", "", processes.timeout())
         compare(same | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"})
     finally:
         if index == 0:
@@ -58,12 +58,12 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
 def compare(facts: dict[str, str]) -> None:
     """Raises UserError on all processes, if one has other facts than most; of two, process 1 is the odd one."""
     text = json.dumps(facts)
-    digests = processes.exchange("the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout())
+    digests = messages.exchange("the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout())
     if len(set(digests)) == 1:
         return
     usual = digests.index(collections.Counter(digests).most_common(1)[0][0])
     odd = [i for i, digest in enumerate(digests) if digest != digests[usual]]
-    all_facts = [json.loads(other) for other in processes.exchange("the start", text, processes.timeout())]
+    all_facts = [json.loads(other) for other in messages.exchange("the start", text, processes.timeout())]
     others = f"; nor do processes {', '.join(map(str, odd[1:]))}" if odd[1:] else ""
     raise UserError(
         f"process {odd[0]} does not do what process {usual} does "

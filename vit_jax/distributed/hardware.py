@@ -1,8 +1,6 @@
 """Facts about accelerators, and what JAX and the process are told about them."""
 
-import ctypes
 import dataclasses
-import sys
 
 import jax
 
@@ -35,8 +33,6 @@ COMPILER_OPTIONS = {
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
     "cpu": {"xla_cpu_copy_insertion_use_region_analysis": True},
 }
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, NEVER = -1, -3, -1  # of glibc's mallopt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +102,17 @@ def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
     return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
-def glibc(name: str):
-    """A function of glibc, or one that does nothing where it is not there."""
-    return getattr(ctypes.CDLL(None), name, lambda *_: 0) if sys.platform == "linux" else lambda *_: 0
+def platform() -> str:
+    """Where the program will run: "tpu", "cpu", "cuda" with cuDNN's fused attention, or another name of JAX's.
 
-
-def keep_memory() -> None:
-    """On CPUs a step computes in the memory that the one before has left. To be called before the first device.
-
-    XLA asks for the memory of a step each time anew, and glibc gives large blocks back to the kernel, which clears
-    every page again: 547 MiB in a step of Ti/16 with 16 images, a sixth of its time. So glibc keeps them, in the heap
-    of the main thread, because those of others hold 64 MiB at most; and the main thread computes a step before it asks
-    for the next, because steps that are dispatched ahead hold their memory from then on.
+    The mesh that is set says it, also one of devices that are only described, for which a CPU compiles; without a mesh
+    it is JAX's default.
     """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if jax.default_backend() == "cpu":
-        glibc("mallopt")(M_MMAP_THRESHOLD, NEVER)
-        glibc("mallopt")(M_TRIM_THRESHOLD, NEVER)
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    name = device.platform if device else jax.default_backend()
+    return "cuda" if name == "gpu" and has_cudnn(jax.local_devices()[0]) else name
 
 
-def release_memory() -> None:
-    """Gives back what is free, as after compiling and initialising."""
-    glibc("malloc_trim")(0)
+def has_cudnn(device) -> bool:
+    """Whether a GPU runs cuDNN's fused attention: NVIDIA's, from Ampere on."""
+    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8.0

@@ -1,36 +1,23 @@
-"""The processes of one job: how they find each other, and tell each other what does not pass through the devices."""
+"""The processes of one job: how they find each other."""
 
-import collections
-import contextlib
-import itertools
 import logging
 import os
 import re
 import socket
 import threading
-import time
 
 import jax
-from jax._src.distributed import global_state  # nothing public says who leads, or passes a word without the devices
+from jax._src.distributed import global_state  # no public API exposes the coordinator
 
+from vit_jax.distributed import messages
+from vit_jax.distributed.messages import TIMEOUT
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
 COORDINATOR, COUNT, INDEX = VARIABLES = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
-TIMEOUT = "VIT_JAX_START_TIMEOUT"
 
 HEARTBEAT_S, SHUTDOWN_S = 40, 120  # a process that was killed is noticed after the first by the others, which then end
-# For what takes long on one process and not on another, as reading a checkpoint. A dead one is noticed before.
-PATIENCE_S = 1800
-MEET_S = 0.1  # between two looks at who is there
-
-# How often this process exchanged words and met others; all count alike.
-exchanges, letters, meetings = itertools.count(), itertools.count(), collections.Counter()
-joined = threading.Event()  # JAX says that it is initialised before all are there
-
-
-# --- joining ----------------------------------------------------------------------------------------------------------
 
 
 def start() -> None:
@@ -73,7 +60,7 @@ def start() -> None:
             f"this process can't join the others of its job ({one_line(raised[0])[:300]}): correct the environment "
             f"(a free port, the variables of the cluster), or set {', '.join(VARIABLES)} in each process"
         ) from raised[0]
-    joined.set()
+    messages.joined.set()
 
 
 def explicit() -> dict:
@@ -163,95 +150,3 @@ def unreachable(address: str) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-# --- words between processes, which take no devices -------------------------------------------------------------------
-
-
-def several() -> bool:
-    """Whether this process joined others; asks no devices, which may be lost."""
-    return joined.is_set() and global_state.client is not None and global_state.num_processes > 1
-
-
-def leader() -> str:
-    """Host and port of process 0."""
-    return global_state.coordinator_address
-
-
-def first_problem(what: str, problem: str | None) -> str | None:
-    """What the first process has to say that has a problem, the same on all; None where there is none."""
-    if not several():
-        return problem
-    said = exchange(what, problem or "", PATIENCE_S)
-    return next((f"process {i}: {text}" for i, text in enumerate(said) if text), None)
-
-
-def exchange(what: str, text: str, seconds: int) -> list[str]:
-    """What every process says, by process; all must call it, in the same order. It takes no devices.
-
-    Raises:
-      UserError: not all said it within `seconds`; the error names those who did not.
-    """
-    if not several():
-        return [text]
-    client, number, own = global_state.client, next(exchanges), global_state.process_id
-    said = say(f"vit_jax/{number}", text, seconds)
-    if len(said) == global_state.num_processes:
-        client.key_value_delete(f"vit_jax/{number - 1}/{own}")  # all have read it: they are here
-        return [said[i] for i in range(global_state.num_processes)]
-    missing = ", ".join(str(i) for i in range(global_state.num_processes) if i not in said)
-    raise UserError(
-        f"process {missing} of {global_state.num_processes} did not come to {what} within {seconds} s: see what they "
-        f"say; at the start, {TIMEOUT}=SECONDS waits longer"
-    )
-
-
-def to_leader(what: str, text: str, seconds: int) -> list[str] | None:
-    """Like `exchange`, where process 0 alone gets what all say, and the others None: for what is long."""
-    if not several():
-        return [text]
-    key = f"vit_jax/leader/{next(letters)}"
-    global_state.client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
-    exchange(what, "", seconds)
-    if global_state.process_id:
-        return None
-    found = {int(name.rsplit("/", 1)[1]): value[1:] for name, value in global_state.client.key_value_dir_get(key)}
-    global_state.client.key_value_delete(key)
-    return [found[i] for i in range(global_state.num_processes)]
-
-
-def announce(key: str) -> None:
-    """Sets a key for `meet`."""
-    if several():
-        global_state.client.key_value_set(key, "", allow_overwrite=True)
-
-
-def meet(key: str, seconds: float, unless: str) -> None:
-    """Waits for all processes at a key, which may be used again, as long as none of them has announced `unless`.
-
-    Raises:
-      RuntimeError: one has, or not all came within `seconds`.
-    """
-    if not several():
-        return
-    client, end, own, number = global_state.client, time.monotonic() + seconds, global_state.process_id, meetings[key]
-    meetings[key] += 1
-    here = f"vit_jax/meet/{key}/{number}"
-    client.key_value_set(f"{here}/{own}", "")
-    while len(client.key_value_dir_get(here)) < global_state.num_processes:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has announced it
-            client.key_value_try_get(unless)
-            raise RuntimeError("another process failed")
-        if time.monotonic() > end:
-            raise RuntimeError(f"not all processes came to {key} within {seconds:.0f} s")
-        time.sleep(MEET_S)
-    client.key_value_delete(f"vit_jax/meet/{key}/{number - 1}/{own}")  # nobody looks there any more: all are here
-
-
-def say(key: str, text: str, seconds: int) -> dict[int, str]:
-    """What the processes say under a key, which is used once, by process; those that come too late are left out."""
-    client = global_state.client
-    client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came
-        client.wait_at_barrier(key, 1000 * seconds)
-    return {int(name.rsplit("/", 1)[1]): value[1:] for name, value in client.key_value_dir_get(key)}
