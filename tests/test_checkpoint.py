@@ -13,8 +13,9 @@ import ml_collections
 import pytest
 from conftest import metric_lines
 
-from vit_jax import checkpoint, metrics
-from vit_jax.checkpointer import Checkpointer
+from vit_jax import metrics
+from vit_jax.checkpoints import read as checkpoint
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
 
 EVAL = "eval/val/top1"

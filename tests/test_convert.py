@@ -14,9 +14,10 @@ from conftest import GOLDEN, TINY, golden_file, golden_folder, last_error
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import checkpoint, convert, evaluate, layout, pretrained, train
 from vit_jax import config as configs
-from vit_jax.checkpointer import Checkpointer
+from vit_jax import convert, evaluate, layout, pretrained, train
+from vit_jax.checkpoints import read as checkpoint
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.formats import npz, safetensors_files
 from vit_jax.formats.weights import POSEMB
 

@@ -5,7 +5,8 @@ import json
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import checkpoint, finetune
+from vit_jax import finetune
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from vit_jax import integrity
+from vit_jax.checkpoints import checksums
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 
@@ -25,11 +25,11 @@ ARRAYS = {
 
 
 def only(array) -> str:
-    return integrity.checksums(dict(x=array))["x"]
+    return checksums.checksums(dict(x=array))["x"]
 
 
 def test_a_tree_has_a_checksum_for_each_leaf_by_its_path():
-    found = integrity.checksums(dict(params=dict(head=ARRAYS["float32"]), mu=(ARRAYS["bool"],)))
+    found = checksums.checksums(dict(params=dict(head=ARRAYS["float32"]), mu=(ARRAYS["bool"],)))
     assert list(found) == ["mu/0", "params/head"] and all(len(value) == 16 for value in found.values())
     assert found["params/head"] == only(ARRAYS["float32"])
 
@@ -72,22 +72,22 @@ def test_order_shape_and_the_sign_of_zero_count():
 
 def test_what_was_sealed_is_opened_through_json():
     meta = dict(config=dict(lr=1e-3, betas=(0.9, 0.999)), class_names=["a", "b"])
-    sealed = json.loads(json.dumps(integrity.seal(meta, ARRAYS)))
-    found, checksums = integrity.opened(sealed)
+    sealed = json.loads(json.dumps(checksums.seal(meta, ARRAYS)))
+    found, checksums = checksums.opened(sealed)
     assert found == json.loads(json.dumps(meta)) and set(checksums) == set(ARRAYS)
-    integrity.check(ARRAYS, checksums)
+    checksums.check(ARRAYS, checksums)
 
 
 def test_a_changed_fact_checksum_or_array_is_an_error():
-    sealed = json.loads(json.dumps(integrity.seal(dict(lr=0.1), dict(x=ARRAYS["int32"]))))
+    sealed = json.loads(json.dumps(checksums.seal(dict(lr=0.1), dict(x=ARRAYS["int32"]))))
     changed = [sealed | dict(meta=dict(lr=0.2)), sealed | dict(checksums=dict(x="0" * 16)), sealed | dict(more=1)]
     for one in (*changed, {}, [], None, dict(meta={}, checksums={})):
         with pytest.raises(UserError, match="checksum"):
-            integrity.opened(one)
+            checksums.opened(one)
     with pytest.raises(UserError, match="1 arrays are damaged, as x"):
-        integrity.check(dict(x=ARRAYS["int32"] + 1), sealed["checksums"])
+        checksums.check(dict(x=ARRAYS["int32"] + 1), sealed["checksums"])
     with pytest.raises(UserError, match="damaged, as y"):
-        integrity.check(dict(y=ARRAYS["int32"]), sealed["checksums"])
+        checksums.check(dict(y=ARRAYS["int32"]), sealed["checksums"])
 
 
 def test_copies_that_are_not_alike_are_found():
@@ -103,7 +103,7 @@ def test_copies_that_are_not_alike_are_found():
             shards.append(jax.device_put(part, device))
         tree = dict(x=jax.make_array_from_single_device_arrays(array.shape, place, shards))
         if bad is None:
-            integrity.check(tree, expected)
+            checksums.check(tree, expected)
         else:
             with pytest.raises(UserError, match="1 arrays are damaged, as x"):
-                integrity.check(tree, expected)
+                checksums.check(tree, expected)

@@ -10,9 +10,10 @@ import optax
 import pytest
 from conftest import GOLDEN, below, golden, last_error, metric_lines
 
-from vit_jax import checkpoint, layout, optim, train, workdir
 from vit_jax import config as configs
+from vit_jax import layout, optim, train, workdir
 from vit_jax import state as states
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create

@@ -9,7 +9,8 @@ import pytest
 from conftest import metric_lines
 from test_train import final_params, last_error, run, same_bits
 
-from vit_jax import checkpoint, state, step
+from vit_jax import state, step
+from vit_jax.checkpoints import read as checkpoint
 
 RSQRT = ["--config.optim.schedule=rsqrt", "--config.optim.timescale=4", "--config.evals.val.every=0"]
 COOLDOWN = "--config.optim.cooldown_steps=4"

@@ -13,7 +13,8 @@ from conftest import TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
-from vit_jax import checkpoint, evaluate, layout, metrics, perf, pretrained, train
+from vit_jax import evaluate, layout, metrics, perf, pretrained, train
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.formats.weights import POSEMB
 
 

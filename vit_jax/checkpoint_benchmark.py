@@ -8,7 +8,7 @@ from etils import epath
 
 from vit_jax import perf
 from vit_jax import state as states
-from vit_jax.checkpointer import Checkpointer
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
 from vit_jax.plan import compilation
 

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, cli, errors, pretrained
+from vit_jax import cli, errors, pretrained
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.formats import big_vision, huggingface, npz, published, safetensors_files, timm
 from vit_jax.layout import unflatten

@@ -6,8 +6,8 @@ import tempfile
 
 import numpy as np
 
-from vit_jax import checkpoint
 from vit_jax.adapt import HEADS, adapt, resample_posemb
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import UserError, one_line
 from vit_jax.formats import big_vision, huggingface, npz, published, remote, safetensors_files, timm
 from vit_jax.formats.weights import Weights, naming

@@ -8,7 +8,8 @@ import re
 import jax
 import jax.numpy as jnp
 
-from vit_jax import adapt, checkpoint, layout, pretrained, step, workdir
+from vit_jax import adapt, layout, pretrained, step, workdir
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 

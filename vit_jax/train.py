@@ -16,7 +16,7 @@ from etils import epath
 from vit_jax import adapt, cli, evals, metrics, optim, perf, preprocess, soundness, step, summary, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
-from vit_jax.checkpointer import Checkpointer
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.data import catalog
 from vit_jax.distributed import hardware, preemption, preflight, processes, runtime, sharding, watchdog
 from vit_jax.distributed import mesh as meshes

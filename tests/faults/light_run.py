@@ -17,8 +17,9 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint  # noqa: F401 - here, so that what is forked need not
 
-from vit_jax import checkpoint, errors
-from vit_jax.checkpointer import Checkpointer
+from vit_jax import errors
+from vit_jax.checkpoints import read as checkpoint
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preemption, preflight, processes, sharding, watchdog
 

@@ -14,10 +14,11 @@ from conftest import TINY
 from PIL import Image
 from processes_at_hand import expect
 
-from vit_jax import checkpoint, train
 from vit_jax import config as configs
 from vit_jax import state as states
-from vit_jax.checkpointer import Checkpointer
+from vit_jax import train
+from vit_jax.checkpoints import read as checkpoint
+from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.layout import flatten

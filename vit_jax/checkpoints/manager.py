@@ -15,8 +15,8 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.options import AsyncOptions, MultiprocessingOptions
 
-from vit_jax import integrity
-from vit_jax.checkpoint import Unreachable, read_meta, read_state, silence_late_io
+from vit_jax.checkpoints import checksums
+from vit_jax.checkpoints.read import Unreachable, read_meta, read_state, silence_late_io
 from vit_jax.distributed import messages
 from vit_jax.errors import UserError, one_line, storage_problem
 
@@ -108,7 +108,7 @@ class Checkpointer:
         start = time.perf_counter()
         self.wait()
         metrics = {name: value for name, value in metrics.items() if name.startswith("eval/") and math.isfinite(value)}
-        sealed = integrity.seal(meta | dict(step=step, metrics=metrics), state)
+        sealed = checksums.seal(meta | dict(step=step, metrics=metrics), state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(sealed))
         self.saving = step
         self.best.note(step, metrics)

@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import integrity
+from vit_jax.checkpoints import checksums
 from vit_jax.distributed import messages
 from vit_jax.distributed.runtime import check_fits
 from vit_jax.errors import UserError, one_line
@@ -72,7 +72,7 @@ def write_params(folder, params: dict, meta: dict) -> None:
       meta: as for `Checkpointer.save`.
     """
     state = {"params": params, "ema_params": {}}
-    sealed = integrity.seal(meta, state)
+    sealed = checksums.seal(meta, state)
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(sealed))
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(absolute(folder), args=items)
@@ -80,7 +80,7 @@ def write_params(folder, params: dict, meta: dict) -> None:
 
 def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
     """(meta, checksums of the leaves) of a checkpoint; any exception where they are damaged."""
-    return integrity.opened(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
+    return checksums.opened(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
 
 
 # What may be over in a minute, and says nothing about the file.
@@ -134,7 +134,7 @@ def read_state(folder, make_abstract) -> dict:
     if problem := messages.first_problem(f"the reading of {folder}", problem):
         raise problem_with(folder, problem)
     try:
-        integrity.check(state, expected)
+        checksums.check(state, expected)
     except UserError as error:
         raise unreadable(folder, error) from None
     return state
@@ -159,7 +159,7 @@ def read_params(folder) -> dict:
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
         params = checkpointer.restore(path, args=args)
-        integrity.check(params, expected)
+        checksums.check(params, expected)
         return params[name]
     except Exception as error:
         raise unreadable(path, error) from error
