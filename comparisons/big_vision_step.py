@@ -23,7 +23,7 @@ import jax  # noqa: E402 - reads the environment
 import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from vit_jax import losses  # noqa: E402
+from vit_jax.models import losses  # noqa: E402
 from vit_jax.plan import collectives, compilation, estimate, hlo  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"

@@ -44,9 +44,10 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     import jax
 
     from vit_jax import config as configs
-    from vit_jax import perf, step_benchmark, train
     from vit_jax import state as states
+    from vit_jax import step_benchmark, train
     from vit_jax.distributed import runtime
+    from vit_jax.models.flops import model_flops
     from vit_jax.plan import compilation
 
     runtime.keep_programs()
@@ -70,7 +71,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
         state, metrics = train_step(state, images)
         return metrics["train/loss"]
 
-    return train, lambda: infer(state.params, images["image"]), jax.block_until_ready, perf.model_flops(job.model)
+    return train, lambda: infer(state.params, images["image"]), jax.block_until_ready, model_flops(job.model)
 
 
 def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]):

@@ -13,10 +13,11 @@ from vit_jax import layout
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models import attention, kernels
+from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import blockwise, einsum, splash
 
-splash = functools.partial(attention.splash, interpret=True)
-WAYS = dict(blockwise=attention.blockwise, splash=splash)
+interpreted = functools.partial(splash.splash, interpret=True)
+WAYS = dict(blockwise=blockwise.blockwise, splash=interpreted)
 
 
 def inputs(length: int, width: int, batch: int = 3, heads: int = 2, other: int = 0, dtype=jnp.float32):
@@ -26,8 +27,8 @@ def inputs(length: int, width: int, batch: int = 3, heads: int = 2, other: int =
     return [2 * jax.random.normal(k, (batch, n, heads, width), dtype) for k, n in zip(keys, lengths, strict=True)]
 
 
-def einsum(query, key, value):
-    return kernels.weighted(kernels.attention_weights(query, key, jnp.float32), value)
+def reference(query, key, value):
+    return einsum.weighted(einsum.attention_weights(query, key, jnp.float32), value)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -48,34 +49,34 @@ def assert_close(found, truth, share):
 @pytest.mark.parametrize(("length", "width"), [(5, 64), (17, 80), (197, 64), (300, 80)])
 def test_outputs_and_gradients_equal_einsum(way, length, width, monkeypatch):
     """Both sum in float32, in another order: 1e-5 of the largest value."""
-    monkeypatch.setattr(attention, "KEY_BLOCK", 128)
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", 128)
     arrays = inputs(length, width)
-    assert_close(outputs(WAYS[way], *arrays), outputs(einsum, *arrays), 1e-5)
+    assert_close(outputs(WAYS[way], *arrays), outputs(reference, *arrays), 1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_several_blocks_of_queries_and_keys_equal_einsum(way, monkeypatch):
     """Two blocks of 150 keys, which divide the length, and blocks of both that do not."""
-    monkeypatch.setattr(attention, "KEY_BLOCK", 150)
-    monkeypatch.setattr(attention, "MAX_ROWS", 512)
-    monkeypatch.setattr(attention, "MAX_TILE", 2**15)
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", 150)
+    monkeypatch.setattr(splash, "MAX_ROWS", 512)
+    monkeypatch.setattr(splash, "MAX_TILE", 2**15)
     if way == "splash":
-        assert attention.splash_blocks(300, 300, 4) == (512, 512, 256, 256, 128)
+        assert splash.splash_blocks(300, 300, 4) == (512, 512, 256, 256, 128)
     arrays = inputs(300, 64)
-    assert_close(outputs(WAYS[way], *arrays), outputs(einsum, *arrays), 1e-5)
+    assert_close(outputs(WAYS[way], *arrays), outputs(reference, *arrays), 1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_queries_may_be_fewer_than_keys(way):
     arrays = inputs(1, 64, other=50)
-    assert_close(outputs(WAYS[way], *arrays), outputs(einsum, *arrays), 1e-5)
+    assert_close(outputs(WAYS[way], *arrays), outputs(reference, *arrays), 1e-5)
 
 
 def test_bfloat16_is_as_precise_as_einsum():
     """Largest errors: at most twice those of einsum with a float32 softmax."""
     arrays = inputs(197, 64, dtype=jnp.bfloat16)
-    truth = outputs(einsum, *(x.astype(jnp.float32) for x in arrays))
-    rounded = outputs(einsum, *arrays)
+    truth = outputs(reference, *(x.astype(jnp.float32) for x in arrays))
+    rounded = outputs(reference, *arrays)
     for way in WAYS.values():
         for one, other, wanted in zip(outputs(way, *arrays), rounded, truth, strict=True):
             assert one.dtype == jnp.bfloat16
@@ -87,7 +88,7 @@ def test_every_device_computes_its_own_examples_and_heads(way, batch):
     """On a mesh, also with one example, which does not divide: the same numbers, and no device talks to another."""
     mesh = meshes.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))
     arrays = inputs(17, 64, batch=batch)
-    truth = outputs(einsum, *arrays)
+    truth = outputs(reference, *arrays)
     with jax.set_mesh(mesh):
         wanted = sharding.spec("batch" if batch > 1 else None, None, "heads", None)
         placed = [jax.device_put(x, jax.NamedSharding(mesh, wanted)) for x in arrays]
@@ -112,7 +113,7 @@ def test_remat_and_scan_change_no_number(way):
 
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     found = outputs(layers(jax.checkpoint(WAYS[way], policy=policy)), query, key, value, gradient)
-    assert_close(found, outputs(layers(einsum), query, key, value, gradient), 1e-5)
+    assert_close(found, outputs(layers(reference), query, key, value, gradient), 1e-5)
 
 
 def test_memory_of_blockwise_grows_with_the_tokens_and_not_with_their_square():
@@ -120,9 +121,9 @@ def test_memory_of_blockwise_grows_with_the_tokens_and_not_with_their_square():
         shapes = [jax.ShapeDtypeStruct((1, length, 2, 64), jnp.float32)] * 4
         return outputs.lower(function, *shapes).compile().memory_analysis().temp_size_in_bytes
 
-    small, large = (temporary(attention.blockwise, length) for length in (1024, 4096))
+    small, large = (temporary(blockwise.blockwise, length) for length in (1024, 4096))
     assert large <= 4.4 * small
-    assert temporary(einsum, 4096) >= 4 * large
+    assert temporary(reference, 4096) >= 4 * large
 
 
 CHOICES = {

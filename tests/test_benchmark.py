@@ -10,10 +10,11 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import adapt, benchmark, perf, train
+from vit_jax import adapt, benchmark, train
 from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
 from vit_jax.distributed import hardware, runtime
+from vit_jax.models.flops import model_flops
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_the_step_of_several_models(tiny, tmp_path):
         model = train.make_model(config, 10)
         assert math.prod(model.grid) == patches
         speed = found[f"{name}: training", "images/s"]["runs"]
-        flops = 3 * perf.model_flops(model) / jax.device_count()
+        flops = 3 * model_flops(model) / jax.device_count()
         mfu = found[f"{name}: of the peak in products", "MFU"]["runs"]
         assert len(mfu) == 2 and mfu == pytest.approx([one * flops / product for one in speed])
         memory = found[f"{name}: memory of the step, per device", "MiB"]["median"]

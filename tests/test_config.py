@@ -213,8 +213,8 @@ def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
 
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
-    from vit_jax import evals, losses, optim
-    from vit_jax.models import encoder, posemb, vit
+    from vit_jax import evals, optim
+    from vit_jax.models import encoder, losses, posemb, vit
 
     tables = {
         "loss": losses.LOSSES,

@@ -123,7 +123,7 @@ def test_platforms_are_told_apart_in_two_files_alone():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in asked
     }
-    assert places == {"chips.py", "models/kernels.py"}
+    assert places == {"distributed/hardware.py"}
 
 
 def test_names_of_files_say_something():

@@ -73,9 +73,9 @@ def test_order_shape_and_the_sign_of_zero_count():
 def test_what_was_sealed_is_opened_through_json():
     meta = dict(config=dict(lr=1e-3, betas=(0.9, 0.999)), class_names=["a", "b"])
     sealed = json.loads(json.dumps(checksums.seal(meta, ARRAYS)))
-    found, checksums = checksums.opened(sealed)
-    assert found == json.loads(json.dumps(meta)) and set(checksums) == set(ARRAYS)
-    checksums.check(ARRAYS, checksums)
+    found, saved = checksums.opened(sealed)
+    assert found == json.loads(json.dumps(meta)) and set(saved) == set(ARRAYS)
+    checksums.check(ARRAYS, saved)
 
 
 def test_a_changed_fact_checksum_or_array_is_an_error():

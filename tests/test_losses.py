@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from conftest import golden
 
-from vit_jax import augment, losses, preprocess
+from vit_jax import augment, preprocess
 from vit_jax import config as configs
+from vit_jax.models import losses
+from vit_jax.models.classifier import normalize
 
 GOLDEN_LOSSES = sorted(set(losses.LOSSES) - {"multilabel_xent"})
 
@@ -58,7 +60,7 @@ def test_label_smoothing_shares_a_part_among_all_classes_before_labels_are_mixed
     config.label_smoothing, config.cutmix, config.data.flip = 0.2, 1.0, False
     batch = dict(image=np.zeros((2, 8, 8, 3), np.uint8), label=np.array([0, 1]), mask=np.ones(2), seed=np.zeros((2, 2)))
     batch["seed"] = batch["seed"].astype(np.int32)
-    label = preprocess.make_preprocess(config, augment.normalize, 4)(batch, jax.random.key(0))["label"]
+    label = preprocess.make_preprocess(config, normalize, 4)(batch, jax.random.key(0))["label"]
     share = (label[0, 0] - 0.05) / 0.8  # of the first image in itself
     assert 0 < share < 1
     np.testing.assert_allclose(label[0], [0.05 + 0.8 * share, 0.05 + 0.8 * (1 - share), 0.05, 0.05], rtol=1e-5)
@@ -93,5 +95,5 @@ def test_mixup_draws_one_lambda_of_at_least_a_half_and_drops_pairs_with_padding(
 
 
 def test_normalisation_maps_bytes_to_minus_one_to_one():
-    values = augment.normalize(jnp.array([0, 127, 255], jnp.uint8))
+    values = normalize(jnp.array([0, 127, 255], jnp.uint8))
     np.testing.assert_allclose(values, [-1.0, 127 / 127.5 - 1, 1.0], atol=1e-7)

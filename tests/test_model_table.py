@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import vit_jax
-from vit_jax import perf
 from vit_jax.models import __main__ as models
+from vit_jax.models.flops import model_flops
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs/models.md"
 BEGIN, END = "<!-- python -m vit_jax.models -->", "<!-- end of the table -->"
@@ -93,7 +93,7 @@ def cost(name: str) -> tuple[int, float]:
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
     lowered = jax.jit(lambda params, image: model.apply({"params": params}, image)).lower(params, image)
-    return perf.model_flops(model), lowered.cost_analysis()["flops"]
+    return model_flops(model), lowered.cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from conftest import last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import evals, losses, train
+from vit_jax import evals, train
 from vit_jax.data import pipeline, sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
+from vit_jax.models import losses
 
 ROOT = pathlib.Path(__file__).parent.parent
 LINES = ["a.png,cat;dog,train", "b.png,dog,train", "c.png,,train", "d.png, bird ;cat,train", "e.png,dog;bird,val"]

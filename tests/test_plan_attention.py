@@ -9,7 +9,8 @@ import pytest
 
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
-from vit_jax.models import encoder, kernels
+from vit_jax.models import encoder
+from vit_jax.models.ops import attention as kernels
 
 pytestmark = pytest.mark.plan
 

@@ -10,7 +10,8 @@ import pytest
 from conftest import golden_file
 
 import vit_jax
-from vit_jax.models import encoder, kernels, norm, products
+from vit_jax.models import encoder
+from vit_jax.models.ops import cpu_matmul, layer_norm, precision
 
 # Rounding to bfloat16 changes a number by at most this share, so a product of two by 2 ROUND + ROUND^2.
 ROUND = 2.0**-8
@@ -36,7 +37,7 @@ def assert_within(found, x, y, share=BOTH):
 def test_a_product_and_its_gradients_are_those_of_rounded_operands(sizes):
     rows, inner, columns = sizes
     x, kernel, gradient = draw(rows, inner), draw(inner, columns), draw(rows, columns)
-    y, of_x, of_kernel = with_gradients(products.matmul, gradient, x, kernel)
+    y, of_x, of_kernel = with_gradients(cpu_matmul.matmul, gradient, x, kernel)
     assert_within(y, x, kernel)
     assert_within(of_x, gradient, kernel.T)
     assert_within(of_kernel, x.T, gradient)
@@ -45,7 +46,7 @@ def test_a_product_and_its_gradients_are_those_of_rounded_operands(sizes):
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
 def test_flaxs_layers_take_the_product(axes):
     x = draw(2, 5, 4, 6)
-    layers = [nn.DenseGeneral(7, axis=axes, **options) for options in ({}, kernels.layer(jnp.bfloat16))]
+    layers = [nn.DenseGeneral(7, axis=axes, **options) for options in ({}, precision.layer(jnp.bfloat16))]
     params = layers[0].init(jax.random.key(0), x)
     truth, found = (layer.apply(params, x) for layer in layers)
     assert found.dtype == jnp.float32
@@ -64,7 +65,7 @@ def test_patches_are_the_convolution(side, padding):
     def convolved(image, kernel):
         return jax.lax.conv_general_dilated(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
 
-    found = products.patches(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
+    found = cpu_matmul.patches(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
     bound = BOTH * convolved(np.abs(image), np.abs(kernel))
     assert found.shape == bound.shape and (np.abs(found - convolved(image, kernel)) <= bound).all()
 
@@ -82,7 +83,7 @@ def test_attention_equals_float64(dtype, other):
     """float32 to 1e-5; bfloat16 to 3 % of the largest, output and gradients: some roundings of 0.4 % in a row."""
     bound = dict(float32=1e-5, bfloat16=0.03)[dtype]
     arrays = [draw(2, n, 3, 8, seed=i) for i, n in enumerate((9, other, other, 9))]
-    attend = lambda *inputs: products.attention(*inputs, jnp.dtype(dtype))  # noqa: E731
+    attend = lambda *inputs: cpu_matmul.attention(*inputs, jnp.dtype(dtype))  # noqa: E731
     y, *gradients = with_gradients(attend, arrays[3], *arrays[:3])
     wide = [x.astype(np.float64) for x in arrays]
     truth = attention64(*wide[:3])
@@ -99,7 +100,7 @@ def test_attention_equals_float64(dtype, other):
 
 def test_large_scores_do_not_overflow():
     x = np.full((1, 4, 1, 8), 100.0, np.float32)
-    y, *gradients = with_gradients(lambda *a: products.attention(*a, jnp.dtype("bfloat16")), x, x, x, x)
+    y, *gradients = with_gradients(lambda *a: cpu_matmul.attention(*a, jnp.dtype("bfloat16")), x, x, x, x)
     assert np.isfinite(gradients).all() and (y == 100.0).all()
 
 
@@ -109,7 +110,7 @@ def test_layer_norm_and_its_gradients_equal_flaxs(offset):
     params = dict(scale=draw(32) + 1, bias=draw(32, seed=1))
     found, truth = (
         jax.vjp(lambda x, params, module=module: module.apply({"params": params}, x), x, params)
-        for module in (norm.LayerNorm(1e-5), nn.LayerNorm(1e-5))
+        for module in (layer_norm.LayerNorm(1e-5), nn.LayerNorm(1e-5))
     )
     np.testing.assert_allclose(found[0], truth[0], atol=2e-5)
     for one, other in zip(jax.tree.leaves(found[1](gradient)), jax.tree.leaves(truth[1](gradient)), strict=True):
@@ -119,7 +120,7 @@ def test_layer_norm_and_its_gradients_equal_flaxs(offset):
 def test_layer_norm_keeps_the_input_alone():
     """One array of the input's size, where automatic differentiation keeps several."""
     x, params = draw(4, 16, 64), dict(scale=np.ones(64, np.float32), bias=np.zeros(64, np.float32))
-    _, kept = jax.vjp(lambda x: norm.LayerNorm().apply({"params": params}, x), x)
+    _, kept = jax.vjp(lambda x: layer_norm.LayerNorm().apply({"params": params}, x), x)
     assert sum(leaf.size >= x.size for leaf in jax.tree.leaves(kept)) == 1
 
 

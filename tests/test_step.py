@@ -12,10 +12,11 @@ from conftest import below, golden
 from test_optim import settings
 
 import vit_jax
-from vit_jax import augment, layout, optim, preprocess, step
 from vit_jax import config as configs
+from vit_jax import layout, optim, preprocess, step
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
+from vit_jax.models.classifier import normalize
 
 SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")
 
@@ -24,7 +25,7 @@ def preprocessing(num_classes=10, mixup=0.0):
     """Normalisation and mixing as in a run, without augmentation."""
     config = configs.defaults()
     config.mixup, config.data.flip = mixup, False
-    return preprocess.make_preprocess(config, augment.normalize, num_classes)
+    return preprocess.make_preprocess(config, normalize, num_classes)
 
 
 def build(model, tx, schedule, mixup=0.0, **options):

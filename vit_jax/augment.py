@@ -4,13 +4,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-
-def normalize(image, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)):
-    """uint8 [batch, H, W, 3] -> float32 (image / 255 - mean) / std; the defaults give [-1, 1]."""
-    mean, std = np.asarray(mean), np.asarray(std)
-    return image.astype(jnp.float32) / jnp.asarray(255 * std, jnp.float32) - jnp.asarray(mean / std, jnp.float32)
 
 
 def flips(key):

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import augment, losses, randaug, three_augment
+from vit_jax import augment, randaug, three_augment
+from vit_jax.models import losses
 
 # What an example's random draws are for; each has its own key.
 FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)

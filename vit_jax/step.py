@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import losses
+from vit_jax.models import losses
 
 
 @jax.tree_util.register_dataclass

@@ -12,6 +12,7 @@ from vit_jax import perf
 from vit_jax import state as states
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
+from vit_jax.models.flops import model_flops
 from vit_jax.plan import compilation
 
 WARMUP = 2  # calls that are not counted
@@ -83,7 +84,7 @@ def measure(config, args, product: float) -> list[dict]:
         training = seconds_per_call(update, args.steps, args.runs)
         infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
         inference = seconds_per_call(lambda: infer(state.params, batch["image"]), args.steps, args.runs)
-    flops = size * perf.model_flops(job.model) / job.num_chips
+    flops = size * model_flops(job.model) / job.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

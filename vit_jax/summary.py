@@ -2,9 +2,10 @@
 
 import jax
 
-from vit_jax import layout, perf
+from vit_jax import layout
 from vit_jax.data import catalog
 from vit_jax.distributed import sharding
+from vit_jax.models.flops import model_flops
 
 
 def schedule_line(config, schedule, total_steps: int) -> str:
@@ -23,7 +24,7 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
     """
     batch, examples = config.data.batch_size, facts.num_examples
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    forward = perf.model_flops(model)
+    forward = model_flops(model)
     run = 3 * forward * batch * total_steps
     name = catalog.data_name(config.data)
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""

@@ -22,6 +22,7 @@ from vit_jax.distributed import hardware, preemption, preflight, processes, runt
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.models import classifier, create
+from vit_jax.models.flops import model_flops
 
 log = logging.getLogger("vit_jax.train")
 
@@ -265,7 +266,7 @@ def train(config, folder: epath.Path) -> None:
         log.info(line)
 
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    timer = perf.StepTimer(config.data.batch_size, 3 * perf.model_flops(model), peak, jax.device_count())
+    timer = perf.StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_steps = evals.make_steps(config, model)

@@ -20,6 +20,7 @@ from vit_jax.data import catalog, images, pipeline, sources, to_device
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
+from vit_jax.models.flops import model_flops
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 WARMUP = 4  # batches that are not counted: files get cached, threads start
@@ -132,7 +133,7 @@ def chips_of(topology: str) -> tuple[str, int]:
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """What `count` chips of a `kind` take, and the host cores that feed them."""
-    flops = 3 * perf.model_flops(train.make_model(config, num_classes))
+    flops = 3 * model_flops(train.make_model(config, num_classes))
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         perf.row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),

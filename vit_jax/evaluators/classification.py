@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax import augment, losses
+from vit_jax.models import losses
+from vit_jax.models.classifier import normalize
 
 
-def make_eval_step(
-    apply_fn: Callable, loss: str, num_classes: int, normalize: Callable = augment.normalize
-) -> Callable:
+def make_eval_step(apply_fn: Callable, loss: str, num_classes: int, normalize: Callable = normalize) -> Callable:
     """Builds eval_step(params, batch) -> sums over the examples that count; those without any label do not.
 
     Where `label` is a set, each of it is correct. `among`, bool [classes], says between which classes the choice is.

@@ -9,8 +9,9 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from vit_jax import cli, perf
+from vit_jax import cli
 from vit_jax.models import create
+from vit_jax.models.flops import model_flops
 
 IMAGE_SIZE, NUM_CLASSES = 224, 1000
 
@@ -45,7 +46,7 @@ def row(variant: str, options: dict, formats: tuple[str, ...]) -> str:
     model = create.create(variant, NUM_CLASSES, IMAGE_SIZE, **options)
     name = ", ".join([f"`{variant}`", *(f"`{key}={value!r}`" for key, value in options.items())])
     tokens = math.prod(model.grid) + model.num_prefix
-    flops = f"{perf.model_flops(model) / 1e9:,.2f}"
+    flops = f"{model_flops(model) / 1e9:,.2f}"
     return line([name, f"{num_params(model):,}", flops, str(tokens), *("x" if f in formats else "" for f in FORMATS)])
 
 

@@ -2,8 +2,8 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
-from vit_jax import augment
 from vit_jax.errors import UserError
 
 HALF = (0.5, 0.5, 0.5)
@@ -32,7 +32,7 @@ class Classifier(nn.Module):
 
     def normalize(self, image):
         """uint8 [batch, H, W, 3] -> float32 as `preprocess` says."""
-        return augment.normalize(image, self.mean, self.std)
+        return normalize(image, self.mean, self.std)
 
     def with_scan(self, scan: bool):
         """The same model with its layers stacked or not, where it can stack them."""
@@ -50,3 +50,9 @@ class Classifier(nn.Module):
         kernel = nn.initializers.normal(self.head_std) if self.head_std else nn.initializers.zeros
         bias = nn.initializers.constant(self.head_bias)
         return nn.Dense(self.num_classes, kernel_init=kernel, bias_init=bias, name=name)(x)
+
+
+def normalize(image, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)):
+    """uint8 [batch, H, W, 3] -> float32 (image / 255 - mean) / std; the defaults give [-1, 1]."""
+    mean, std = np.asarray(mean), np.asarray(std)
+    return image.astype(jnp.float32) / jnp.asarray(255 * std, jnp.float32) - jnp.asarray(mean / std, jnp.float32)

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import sharding
-from vit_jax.models import kernels
-from vit_jax.models.norm import LayerNorm
+from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import einsum, precision
+from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
 # What remat keeps of the forward pass; everything else is computed again in the backward pass. By the names to keep.
@@ -60,7 +61,7 @@ class LayerScale(nn.Module):
     @nn.compact
     def __call__(self, x):
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * gamma.astype(kernels.layer_dtype(self.dtype))
+        return x * gamma.astype(precision.layer_dtype(self.dtype))
 
 
 class MlpBlock(nn.Module):
@@ -73,9 +74,9 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, noise=None):
-        layer = dict(kernel_init=xavier, bias_init=small, **kernels.layer(self.dtype))
+        layer = dict(kernel_init=xavier, bias_init=small, **precision.layer(self.dtype))
         dense = lambda features: nn.Dense(features, **layer)  # noqa: E731
-        gelu = kernels.activation(GELUS[self.gelu], self.dtype)
+        gelu = precision.activation(GELUS[self.gelu], self.dtype)
         width = x.shape[-1]
         x = sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp").astype(self.dtype)
         x = dropout(gelu(checkpoint_name(x, "hidden")), self.dropout, noise, 1, "mlp")
@@ -101,9 +102,9 @@ class HeadProjection(nn.Module):
 
         kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
-        kernel = kernel.astype(kernels.layer_dtype(self.dtype)).reshape(x.shape[-1], self.heads * self.kv)
-        y = kernels.matmul(x, kernels.gradient_as_is(kernel), self.dtype) + bias.astype(
-            kernels.layer_dtype(self.dtype)
+        kernel = kernel.astype(precision.layer_dtype(self.dtype)).reshape(x.shape[-1], self.heads * self.kv)
+        y = precision.matmul(x, precision.gradient_as_is(kernel), self.dtype) + bias.astype(
+            precision.layer_dtype(self.dtype)
         ).reshape(-1)
         return y.reshape(*x.shape[:-1], self.heads, self.kv)
 
@@ -136,13 +137,13 @@ class MultiHeadDotProductAttention(nn.Module):
             rows = held_param(self, "relative_embedding", shape, f"{x.shape[1]} tokens")
             distance = rows[offsets(x.shape[1])].astype(self.dtype)  # [length, length, kv]
         if self.relative or self.is_mutable_collection("intermediates"):
-            weights = kernels.attention_weights(query, key, self.softmax_dtype, distance)
+            weights = einsum.attention_weights(query, key, self.softmax_dtype, distance)
             self.sow("intermediates", "weights", weights)
-            y = kernels.weighted(weights, value)
+            y = einsum.weighted(weights, value)
         else:
             y = kernels.attention(query, key, value, self.dtype, self.softmax_dtype, self.attention)
         y = checkpoint_name(y, "attended")
-        return nn.DenseGeneral(width, axis=(-2, -1), kernel_init=xavier, name="out", **kernels.layer(self.dtype))(y)
+        return nn.DenseGeneral(width, axis=(-2, -1), kernel_init=xavier, name="out", **precision.layer(self.dtype))(y)
 
 
 class EncoderBlock(nn.Module):
@@ -167,7 +168,7 @@ class EncoderBlock(nn.Module):
         def scale(name, y):
             return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
 
-        norm = lambda name: LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name=name)  # noqa: E731
+        norm = lambda name: LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name=name)  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
         if position is not None:
@@ -186,7 +187,7 @@ class EncoderBlock(nn.Module):
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
-        x = kernels.in_memory(x, 0, 1, 2)
+        x = precision.in_memory(x, 0, 1, 2)
         self.sow("intermediates", "output", x)
         return x
 
@@ -260,7 +261,7 @@ class Encoder(nn.Module):
                 x = layer(x, jax.tree.map(lambda leaf, i=i: leaf[i], noise), position)
         if not self.final_norm:
             return x
-        return LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name="encoder_norm")(x)
+        return LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="encoder_norm")(x)
 
 
 class MAPHead(nn.Module):
@@ -280,6 +281,6 @@ class MAPHead(nn.Module):
         probe = jnp.tile(probe, (x.shape[0], 1, 1))
         fields = dict(dtype=self.dtype, softmax_dtype=self.softmax_dtype, attention=self.attention)
         x = MultiHeadDotProductAttention(self.num_heads, **fields, name="MultiHeadDotProductAttention_0")(probe, x)
-        y = LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name="LayerNorm_0")(x)
+        y = LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="LayerNorm_0")(x)
         y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
         return (x + y)[:, 0]

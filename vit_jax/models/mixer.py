@@ -6,9 +6,10 @@ import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder, kernels
+from vit_jax.models import encoder
 from vit_jax.models.classifier import Classifier
-from vit_jax.models.norm import LayerNorm
+from vit_jax.models.ops import precision
+from vit_jax.models.ops.layer_norm import LayerNorm
 
 
 class MlpBlock(nn.Module):
@@ -19,7 +20,7 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        layer = kernels.layer(self.dtype)
+        layer = precision.layer(self.dtype)
         y = sharding.constrain(nn.Dense(self.mlp_dim, **layer)(x), "batch", None, "mlp")
         return nn.Dense(x.shape[-1], **layer)(nn.gelu(y, approximate=True))
 
@@ -34,12 +35,12 @@ class MixerBlock(nn.Module):
     @nn.compact
     def __call__(self, x, noise=None):
         """`noise`: dict of the layer's droppath rate and key, or None."""
-        y = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="LayerNorm_0")(x).swapaxes(
+        y = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="LayerNorm_0")(x).swapaxes(
             1, 2
         )  # [batch, embed, length]
         y = MlpBlock(self.tokens_mlp_dim, self.dtype, name="token_mixing")(y).swapaxes(1, 2)
         x = x + encoder.droppath(y, noise, 0)
-        y = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="LayerNorm_1")(x)
+        y = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="LayerNorm_1")(x)
         y = MlpBlock(self.channels_mlp_dim, self.dtype, name="channel_mixing")(y)
         x = sharding.constrain(x + encoder.droppath(y, noise, 1), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
@@ -89,7 +90,7 @@ class MlpMixer(Classifier):
     @nn.compact
     def __call__(self, image, train: bool = False):
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
-        layer = kernels.patch_layer(self.dtype)
+        layer = precision.patch_layer(self.dtype)
         x = nn.Conv(self.width, self.patch_size, self.patch_size, padding="SAME", name="stem", **layer)(x)
         batch, *grid, _ = x.shape
         self.check_tokens(tuple(grid))
@@ -101,7 +102,7 @@ class MlpMixer(Classifier):
             noise = dict(key=jax.random.fold_in(key, i), droppath=rate) if key is not None else None
             block = MixerBlock(self.tokens_mlp_dim, self.channels_mlp_dim, self.dtype, name=f"MixerBlock_{i}")
             x = block(x, noise)
-        x = LayerNorm(dtype=kernels.layer_dtype(self.dtype), name="pre_head_layer_norm")(x)
+        x = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="pre_head_layer_norm")(x)
         self.sow("intermediates", "encoded", x)
         x = x.mean(axis=1)
         self.sow("intermediates", "pre_logits", x)

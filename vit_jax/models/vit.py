@@ -5,10 +5,12 @@ import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import kernels, posemb, resnet
+from vit_jax.models import posemb, resnet
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.encoder import DROPPATH_SHAPES, GELUS, REMAT_NAMES, REMAT_POLICIES, Encoder, MAPHead
-from vit_jax.models.norm import LayerNorm
+from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import precision
+from vit_jax.models.ops.layer_norm import LayerNorm
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token; unpooled: every
 # token, after the class token or without one.
@@ -113,7 +115,7 @@ class VisionTransformer(Classifier):
         if self.stem_units is not None:
             x = resnet.stem(x, self.stem_units, self.stem_width, self.dtype)
             self.sow("intermediates", "stem", x)
-        layer = kernels.patch_layer(self.dtype)
+        layer = precision.patch_layer(self.dtype)
         x = nn.Conv(self.width, self.patch_size, self.patch_size, padding="VALID", name="embedding", **layer)(x)
         batch, *grid, _ = x.shape
         x = x.reshape(batch, grid[0] * grid[1], self.width)
@@ -142,9 +144,9 @@ class VisionTransformer(Classifier):
             pool = MAPHead(**{name: getattr(self, name) for name in names}, name="MAPHead_0")
             x = pool(x[:, self.num_prefix :])
         if self.fc_norm:
-            x = LayerNorm(self.ln_eps, kernels.layer_dtype(self.dtype), name="fc_norm")(x)
+            x = LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="fc_norm")(x)
         if self.pre_logits:
-            x = jnp.tanh(nn.Dense(self.pre_logits, name="pre_logits", **kernels.layer(self.dtype))(x))
+            x = jnp.tanh(nn.Dense(self.pre_logits, name="pre_logits", **precision.layer(self.dtype))(x))
         return x
 
     @nn.compact

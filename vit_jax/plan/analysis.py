@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import perf
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models import kernels
+from vit_jax.models.flops import model_flops
+from vit_jax.models.ops import attention as kernels
 from vit_jax.plan.compilation import Job
 
 # Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16 activations. Scan without
@@ -121,7 +121,7 @@ def activation_bytes(one: Sketch) -> float:
     model = one.model
     images = one.config.data.batch_size / one.config.accum_steps / one.batch_shards
     if not hasattr(model, "depth"):  # a ResNet: its FLOPs stand for the size of its maps
-        return images * perf.model_flops(model) / 60
+        return images * model_flops(model) / 60
     tokens = images * tokens_of(model)
     split = min(one.mesh["tensor"], 2)  # heads and MLP are split, the residual stream is not
     stem = images * 12e6 if getattr(model, "stem_units", None) else 0
@@ -149,7 +149,7 @@ def guess(one: Sketch) -> Guess:
     held, gradients = state_bytes(one)
     images = config.data.batch_size / one.batch_shards
     held += config.data.prefetch * images * 3 * config.image_size**2
-    flops = 3 * perf.model_flops(one.model) * config.data.batch_size / one.num_chips
+    flops = 3 * model_flops(one.model) * config.data.batch_size / one.num_chips
     precision = 1 if config.model.dtype == "bfloat16" else 2
     compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * SLOWER[settings]
     compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)

@@ -5,8 +5,8 @@ import math
 
 import jax
 
-from vit_jax import perf
 from vit_jax.distributed import sharding
+from vit_jax.models.flops import model_flops
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, Job, shard_bytes
 
@@ -77,7 +77,7 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
 
 def speed(job: Job, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
-    config, chips, flops = job.config, job.num_chips, 3 * perf.model_flops(job.model)
+    config, chips, flops = job.config, job.num_chips, 3 * model_flops(job.model)
     batch = config.data.batch_size
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
     days = dict(low=step["low"] * job.total_steps / 864e5, high=step["high"] * job.total_steps / 864e5)
@@ -108,7 +108,7 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
         params_split=sharding.split_share(job.state.params, job.mesh),
-        model_flops_per_image=3 * perf.model_flops(job.model),
+        model_flops_per_image=3 * model_flops(job.model),
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=[] if fits else suggestions.suggest(job, limit_gib, compiled.total_bytes),

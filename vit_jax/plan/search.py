@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.models import kernels
+from vit_jax.models.ops import attention as kernels
 from vit_jax.plan import analysis
 from vit_jax.plan.compilation import GIB, Job
 from vit_jax.plan.suggestions import MARGIN, changed, lines

@@ -1,0 +1,1 @@
+"""Operations whose best form depends on the platform, one a file."""
