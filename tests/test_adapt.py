@@ -10,14 +10,16 @@ import pytest
 from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 
 import vit_jax
-from vit_jax import adapt, convert, evals, evaluate, layout, pretrained, train
 from vit_jax import config as configs
+from vit_jax import convert, evals, evaluate, train
 from vit_jax import state as states
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.formats.published import published_name
-from vit_jax.formats.weights import POSEMB
 from vit_jax.models import create
+from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights import load as pretrained
+from vit_jax.weights.formats.vision_transformer import published_name
+from vit_jax.weights.formats.weights import POSEMB
 
 LOADS = sorted(path.stem for path in GOLDEN.glob("load_*.npz"))
 BIG_VISION_LOADS = sorted(path.stem for path in GOLDEN.glob("bvload_*.npz"))
@@ -89,7 +91,7 @@ def expected(arrays: dict, config: dict) -> dict:
 
 
 def assert_equal_to_the_peer(params: dict, arrays: dict, config: dict) -> None:
-    found, wanted = layout.flatten(params), expected(arrays, config)
+    found, wanted = scan_layout.flatten(params), expected(arrays, config)
     assert found.keys() - wanted.keys() == {"head/kernel", "head/bias"} and wanted.keys() <= found.keys()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, atol=1e-6 if name == POSEMB else 0, err_msg=name)
@@ -133,7 +135,7 @@ def test_a_layer_that_the_weights_lack_is_named_or_drawn(tmp_path):
 def test_what_the_published_loader_cannot_load(name, tmp_path):
     """Another pooling, or a grid that is no square: the rows of patches are resampled linearly."""
     arrays, config, model, params = load(tmp_path, name)
-    found, held = layout.flatten(params), below(arrays, "pretrained")
+    found, held = scan_layout.flatten(params), below(arrays, "pretrained")
     old = (config["pretrained_config"]["image_size"][0] // 8,) * 2
     had, has = (config[key]["classifier"] == "token" for key in ("pretrained_config", "target_config"))
     wanted = bilinear(held[POSEMB][:, int(had) :], old, model.grid)
@@ -154,10 +156,10 @@ def test_loading_equals_big_vision(name, tmp_path):
     new_head = dict(num_classes=target["num_classes"]) if config["dont_load"] else {}
     size = tuple(target["image_size"])
     model, params = vit_jax.from_pretrained(path, image_size=size, scan=target["scan"], **new_head)
-    found = layout.flatten(layout.relayout(params, False, np.stack))
+    found = scan_layout.flatten(scan_layout.relayout(params, False, np.stack))
     held = {name: (arrays[f"result/{name}"] if kind == "array" else arrays[f"pretrained/{kind.partition(':')[2]}"])
             for name, kind in config["result_source"].items() if not kind.startswith("init")}  # fmt: skip
-    wanted = layout.flatten(layout.unstack_blocks(layout.unflatten(held)))
+    wanted = scan_layout.flatten(scan_layout.unstack_blocks(scan_layout.unflatten(held)))
     wanted = {published_name(name): value for name, value in wanted.items()}
     positions = found.pop(POSEMB)
     if "cls" in wanted:
@@ -207,11 +209,11 @@ def test_another_patch_size_is_an_argument(tmp_path):
     assert model.patch_size == (16, 16) and model.grid == (4, 4)
     wanted = adapt.resample_patches(plain["embedding"]["kernel"], (16, 16))
     np.testing.assert_array_equal(params["embedding"]["kernel"], wanted)
-    np.testing.assert_array_equal(*(layout.flatten(tree)[POSEMB] for tree in (params, plain)))
+    np.testing.assert_array_equal(*(scan_layout.flatten(tree)[POSEMB] for tree in (params, plain)))
     model, params = vit_jax.from_pretrained(path, patch_size=(16, 4))  # another grid on the same image
     assert model.grid == (2, 8) and params["embedding"]["kernel"].shape == (16, 4, 3, 48)
-    rows = layout.flatten(plain)[POSEMB][:, 1:]
-    np.testing.assert_allclose(layout.flatten(params)[POSEMB][:, 1:], bilinear(rows, (4, 4), (2, 8)), atol=1e-6)
+    rows = scan_layout.flatten(plain)[POSEMB][:, 1:]
+    np.testing.assert_allclose(scan_layout.flatten(params)[POSEMB][:, 1:], bilinear(rows, (4, 4), (2, 8)), atol=1e-6)
 
 
 # --- heads, pre_logits, layouts, dtypes, prefix tokens --------------------------------------------
@@ -247,26 +249,28 @@ def test_token_and_mean_pooling_are_exchanged(tmp_path):
     arrays, _ = golden("vit_token_rep")
     path = golden_file(tmp_path, "vit_token_rep")
     model, params = vit_jax.from_pretrained(path, pool="gap", num_classes=5)
-    np.testing.assert_array_equal(layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"][:, 1:])
+    np.testing.assert_array_equal(scan_layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"][:, 1:])
     assert "cls" not in params and applied(model, params, arrays["inputs"]).shape == (3, 5)
     _, params = vit_jax.from_pretrained(path, pool="gap", class_token=True, num_classes=5)
-    np.testing.assert_array_equal(layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"])
+    np.testing.assert_array_equal(scan_layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"])
     _, params = vit_jax.from_pretrained(golden_file(tmp_path, "vit_gap_rep"), pool="tok", num_classes=5)
-    assert not params["cls"].any() and not layout.flatten(params)[POSEMB][:, 0].any()
+    assert not params["cls"].any() and not scan_layout.flatten(params)[POSEMB][:, 0].any()
 
 
 def test_registers_and_the_distillation_token_come_and_go(tmp_path):
     path = golden_file(tmp_path, "vit_token_norep")
     held = below(golden("vit_token_norep")[0], "params")[POSEMB]
     _, params = vit_jax.from_pretrained(path, registers=2, distilled=True, num_classes=5)
-    rows = layout.flatten(params)[POSEMB]
+    rows = scan_layout.flatten(params)[POSEMB]
     assert params["dist"].shape == (1, 1, 48) and params["reg"].shape == (1, 2, 48) and "head_dist" in params
     np.testing.assert_array_equal(rows[:, [0, *range(4, 20)]], held)
     assert not rows[:, 1:4].any() and not params["reg"].any()
     with pytest.raises(UserError, match="lack head_dist/bias"):
         vit_jax.from_pretrained(path, distilled=True)
     model, params = vit_jax.from_pretrained(GOLDEN / "timm_deit_distilled", distilled=False, num_classes=5)
-    assert "dist" not in params and "head_dist" not in params and layout.flatten(params)[POSEMB].shape == (1, 17, 48)
+    assert (
+        "dist" not in params and "head_dist" not in params and scan_layout.flatten(params)[POSEMB].shape == (1, 17, 48)
+    )
     assert applied(model, params, np.zeros((1, 32, 32, 3))).shape == (1, 5)
 
 
@@ -275,8 +279,8 @@ def test_layers_are_stacked_and_unstacked_bit_for_bit(tmp_path):
     _, loop = vit_jax.from_pretrained(path)
     model, stacked = vit_jax.from_pretrained(path, scan=True)
     assert model.scan and stacked["Transformer"]["encoderblock"]["LayerNorm_0"]["scale"].shape == (2, 48)
-    back = layout.flatten(layout.unstack_blocks(stacked))
-    for key, value in layout.flatten(loop).items():
+    back = scan_layout.flatten(scan_layout.unstack_blocks(stacked))
+    for key, value in scan_layout.flatten(loop).items():
         np.testing.assert_array_equal(back[key], value)
 
 
@@ -284,7 +288,7 @@ def test_another_dtype_computes_and_does_not_store(tmp_path):
     arrays, _ = golden("vit_token_norep")
     model, params = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_norep"), dtype="bfloat16")
     assert model.dtype == "bfloat16" and all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
-    for key, value in layout.flatten(params).items():
+    for key, value in scan_layout.flatten(params).items():
         np.testing.assert_array_equal(value, arrays[f"params/{key}"])
 
 
@@ -310,7 +314,7 @@ def drawn(**fields) -> pretrained.Weights:
     """Weights of a model, every leaf drawn."""
     model = vit_jax.create_model(**(SIZES | fields))
     rng = np.random.default_rng(0)
-    shapes = layout.flatten(adapt.abstract_params(model.with_scan(False)))
+    shapes = scan_layout.flatten(adapt.abstract_params(model.with_scan(False)))
     params = {name: rng.normal(0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
     return pretrained.Weights(params, create.fields(model))
 
@@ -319,7 +323,7 @@ def drawn(**fields) -> pretrained.Weights:
 def test_learned_positions_are_resampled_wherever_they_stand(place):
     weights = drawn(posemb_at=place)
     model, params = pretrained.build(weights, image_size=(48, 40))
-    found = {name: value for name, value in layout.flatten(params).items() if "posembed_input" in name}
+    found = {name: value for name, value in scan_layout.flatten(params).items() if "posembed_input" in name}
     assert len(found) == (2 if place == "every" else 1)
     for name, value in found.items():
         wanted = bilinear(weights.params[name][:, 1:], (4, 4), (6, 5))
@@ -344,16 +348,16 @@ def test_positions_by_row_and_column_are_resampled_along_their_axis():
 def test_positions_by_row_and_column_follow_the_prefix_tokens():
     name = "Transformer/posembed_input/pos_embedding_prefix"
     _, params = pretrained.build(drawn(posemb="learn2d"), pool="gap")
-    assert name not in layout.flatten(params)
+    assert name not in scan_layout.flatten(params)
     model, params = pretrained.build(drawn(posemb="learn2d", pool="gap"), pool="tok", registers=1)
-    assert layout.flatten(params)[name].shape == (1, 2, 32) and not layout.flatten(params)[name].any()
+    assert scan_layout.flatten(params)[name].shape == (1, 2, 32) and not scan_layout.flatten(params)[name].any()
     assert applied(model, params, np.zeros((1, 32, 32, 3))).shape == (1, 5)
 
 
 def test_relative_positions_keep_their_grid():
     weights = drawn(posemb="relative")
     _, params = pretrained.build(weights)
-    assert layout.flatten(params).keys() == weights.params.keys()
+    assert scan_layout.flatten(params).keys() == weights.params.keys()
     with pytest.raises(
         UserError, match=r"relative position embeddings of 4 x 4 tokens do not fit 6 x 6: keep the image"
     ):
@@ -365,7 +369,7 @@ def test_positions_without_parameters_take_any_size(kind):
     weights = drawn(posemb=kind)
     model, params = pretrained.build(weights, image_size=(48, 24))
     assert model.grid == (6, 3) and applied(model, params, np.zeros((1, 48, 24, 3))).shape == (1, 5)
-    for name, value in layout.flatten(params).items():
+    for name, value in scan_layout.flatten(params).items():
         np.testing.assert_array_equal(value, weights.params[name])
 
 
@@ -403,23 +407,23 @@ def evaluated_from(tiny, path, monkeypatch):
 def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
     path = golden_file(tmp_path, "load_drophead_token_4to6", "pretrained")
     _, wanted = vit_jax.from_pretrained(path, num_classes=10, image_size=48)
-    wanted = layout.flatten(wanted)
+    wanted = scan_layout.flatten(wanted)
     convert.convert(str(path), str(tmp_path / "ours"), "ours")
     _, converted = vit_jax.from_pretrained(tmp_path / "ours", num_classes=10, image_size=48)
     found = {
         "train": trained_from(tiny, path),
-        "train, scanned": layout.relayout(trained_from(tiny, path, "--config.model.scan=True"), False, np.stack),
+        "train, scanned": scan_layout.relayout(trained_from(tiny, path, "--config.model.scan=True"), False, np.stack),
         "convert": converted,
     }
     for entry, params in found.items():
-        assert layout.flatten(params).keys() == wanted.keys(), entry
-        for name, value in layout.flatten(params).items():
+        assert scan_layout.flatten(params).keys() == wanted.keys(), entry
+        for name, value in scan_layout.flatten(params).items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=f"{entry} {name}")
     _, wanted = vit_jax.from_pretrained(path, image_size=48)
     monkeypatch.setattr(evals, "open_all", lambda *arguments: {})
-    evaluated = layout.flatten(evaluated_from(tiny, path, monkeypatch))
-    assert evaluated.keys() == layout.flatten(wanted).keys()
-    for name, value in layout.flatten(wanted).items():
+    evaluated = scan_layout.flatten(evaluated_from(tiny, path, monkeypatch))
+    assert evaluated.keys() == scan_layout.flatten(wanted).keys()
+    for name, value in scan_layout.flatten(wanted).items():
         np.testing.assert_array_equal(evaluated[name], value, err_msg=name)
 
 
@@ -447,7 +451,7 @@ def test_a_config_that_says_otherwise_than_the_weights_gets_the_flags_to_add(tin
         trained_from(tiny, folder, *sizes)
     flags = re.findall(r"--config\.model\.\S+", str(error.value))
     assert len(flags) == 4
-    params = layout.flatten(trained_from(tiny, folder, *sizes, *flags))
+    params = scan_layout.flatten(trained_from(tiny, folder, *sizes, *flags))
     for name, value in pretrained.read(folder).params.items():
         if not name.startswith("head/"):
             np.testing.assert_array_equal(params[name], value, err_msg=name)

@@ -9,12 +9,12 @@ import pytest
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import layout
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models.ops import attention as kernels
 from vit_jax.models.ops import blockwise, einsum, splash
+from vit_jax.weights import scan_layout
 
 interpreted = functools.partial(splash.splash, interpret=True)
 WAYS = dict(blockwise=blockwise.blockwise, splash=interpreted)
@@ -186,7 +186,7 @@ def test_the_whole_model_gives_the_same_logits_and_gradients(options):
     with jax.set_mesh(meshes.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))):
         other_grads, other_logits = run(model.clone(attention="blockwise"), params)
     assert np.abs(other_logits - logits).max() <= 1e-5 * np.abs(logits).max()
-    grads, other_grads = layout.flatten(grads), layout.flatten(other_grads)
+    grads, other_grads = scan_layout.flatten(grads), scan_layout.flatten(other_grads)
     largest = max(np.abs(x).max() for x in grads.values())
     for name, wanted in grads.items():
         assert np.abs(other_grads[name] - wanted).max() <= 1e-5 * largest, name

@@ -10,11 +10,12 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import adapt, benchmark, train
+from vit_jax import benchmark, train
 from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
 from vit_jax.distributed import hardware, runtime
 from vit_jax.models.flops import model_flops
+from vit_jax.weights import adapt
 
 
 @pytest.fixture(autouse=True)

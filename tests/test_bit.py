@@ -10,13 +10,14 @@ import pytest
 from conftest import below, golden
 
 import vit_jax
-from vit_jax import adapt, layout, preprocess, step
 from vit_jax import config as configs
+from vit_jax import preprocess, step
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.formats import bit
 from vit_jax.models import create
+from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights.formats import bit
 
 # The two implementations differ in what the max-pool of the root reads outside of the image.
 TRUTHS = {"lowest": "logits_f64", "zeros": "logits_original"}
@@ -27,7 +28,7 @@ def load(name, **overrides):
     arrays, _ = golden(name)
     flat = bit.read(below(arrays, "params"))
     model = create.create(**bit.infer_fields(flat) | overrides, image_size=arrays["inputs"].shape[1:3])
-    return arrays, model, layout.unflatten(flat)
+    return arrays, model, scan_layout.unflatten(flat)
 
 
 def apply(model, params, image):
@@ -55,7 +56,7 @@ def test_gradients_equal_big_vision():
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     assert abs(value - arrays["loss"]) <= 1e-5
-    grads, truth = bit.write(layout.flatten(grads)), below(arrays, "grads")
+    grads, truth = bit.write(scan_layout.flatten(grads)), below(arrays, "grads")
     assert grads.keys() == truth.keys()
     for key, wanted in truth.items():
         assert grads[key].shape == wanted.shape
@@ -110,8 +111,8 @@ def test_training_steps_reach_every_parameter():
         state, metrics = train_step(state, batch)
         losses.append(float(metrics["train/loss"]))
     assert abs(losses[0] - np.log(10)) <= 1e-5 and losses[2] < losses[1] < losses[0]
-    after = layout.flatten(state.params)
-    for name, before in layout.flatten(params).items():
+    after = scan_layout.flatten(state.params)
+    for name, before in scan_layout.flatten(params).items():
         assert np.abs(after[name] - before).max() > 0, name
 
 
@@ -165,7 +166,7 @@ def test_numbered_convolutions_and_big_visions_names_are_read():
 
 
 def test_every_parameter_of_a_named_model_has_its_published_name():
-    flat = layout.flatten(adapt.abstract_params(vit_jax.create_model("R50x1", num_classes=21843)))
+    flat = scan_layout.flatten(adapt.abstract_params(vit_jax.create_model("R50x1", num_classes=21843)))
     held = bit.write({name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in flat.items()})
     # 16 units of 9 arrays, 4 projections, root, last GroupNorm, head.
     assert len(held) == 16 * 9 + 4 + 1 + 2 + 2

@@ -15,11 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import convert, evaluate, layout, pretrained, train
+from vit_jax import convert, evaluate, train
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
-from vit_jax.formats import npz, safetensors_files
-from vit_jax.formats.weights import POSEMB
+from vit_jax.weights import load as pretrained
+from vit_jax.weights import scan_layout
+from vit_jax.weights.formats import npz, safetensors_folder
+from vit_jax.weights.formats.weights import POSEMB
 
 SUFFIX = {"published": ".npz", "big_vision": ".npz"}
 # source: what has no place in a format, or "differ" where the logits would; in all others it must succeed.
@@ -206,7 +208,7 @@ def test_a_wrong_command_line_is_named(tmp_path, capsys):
 
 WRITERS = {
     "published": (npz, "write"),
-    "timm": (safetensors_files, "write"),
+    "timm": (safetensors_folder, "write"),
     "ours": (checkpoint, "write_params"),
     "big_vision": (convert, "place"),
 }
@@ -262,7 +264,7 @@ def runs(tmp_path_factory):
     command = [f"--config={folder}/tiny.py", f"--workdir={folder}/scan", *flags, "--config.model.scan=True"]
     assert train.main(command) == 0
     saved = checkpoint.find(folder / "scan")
-    meta, params = checkpoint.read_meta(saved), layout.unstack_blocks(checkpoint.read_params(saved))
+    meta, params = checkpoint.read_meta(saved), scan_layout.unstack_blocks(checkpoint.read_params(saved))
     meta["model"]["scan"] = False
     with Checkpointer(folder / "loop/checkpoints", configs.defaults().checkpoint) as checkpointer:
         checkpointer.save(1, dict(params=params, ema_params={}), meta, {})
@@ -293,4 +295,4 @@ def test_an_export_of_ours_evaluates_like_its_run(runs, tmp_path):
         results.append(json.loads((tmp_path / "result.json").read_text()))
     assert results[0] == results[1] and any(key.endswith("/top1") for key in results[0])
     model, params = vit_jax.from_pretrained(tmp_path / "ours")
-    assert model.image_size == (8, 8) and len(layout.flatten(params)) > 30
+    assert model.image_size == (8, 8) and len(scan_layout.flatten(params)) > 30

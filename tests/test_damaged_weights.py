@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from vit_jax import convert, train
 from vit_jax.errors import UserError
-from vit_jax.formats import npz
-from vit_jax.formats.weights import POSEMB
+from vit_jax.weights.formats import npz
+from vit_jax.weights.formats.weights import POSEMB
 
 ARCHIVES = ["vit_token_rep", "bv_map_rep", "hybrid_rti_nostage", "mixer_p8"]
 FOLDERS = ["timm_token", "timm_map", "hf_vit", "hf_deit"]

@@ -13,18 +13,20 @@ from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import layout, pretrained
 from vit_jax.errors import UserError
-from vit_jax.formats import huggingface, safetensors_files, timm
-from vit_jax.formats.published import LINEN_NAMES
-from vit_jax.formats.weights import POSEMB, number_of_heads
+from vit_jax.weights import load as pretrained
+from vit_jax.weights import scan_layout
+from vit_jax.weights.formats import huggingface, safetensors_folder, timm
+from vit_jax.weights.formats.infer import number_of_heads
+from vit_jax.weights.formats.vision_transformer import LINEN_NAMES
+from vit_jax.weights.formats.weights import POSEMB
 
 BIG_VISION = sorted(path.stem for path in GOLDEN.glob("bv_*.npz"))
 FOLDERS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 
 
 def assert_same(found: dict, wanted: dict) -> None:
-    found, wanted = layout.flatten(found), layout.flatten(wanted)
+    found, wanted = scan_layout.flatten(found), scan_layout.flatten(wanted)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -112,7 +114,7 @@ def test_positions_with_a_row_for_the_class_token(place, prefix, tmp_path):
     change = combined(place)
     path = golden_file(tmp_path, "bv_tok_learn", change=lambda flat: prefixed(change(flat), prefix))
     _, params = vit_jax.from_pretrained(path)
-    found, wanted = layout.flatten(params), published_names(bare(below(golden("bv_tok_learn")[0], "params")))
+    found, wanted = scan_layout.flatten(params), published_names(bare(below(golden("bv_tok_learn")[0], "params")))
     np.testing.assert_array_equal(found[POSEMB][:, 1:], wanted.pop("pos_embedding"))
     np.testing.assert_allclose(found["cls"] + found[POSEMB][:, :1], wanted.pop("cls"), atol=1e-6)
     for name, value in wanted.items():
@@ -223,7 +225,7 @@ def as_huggingface(folder, **changes):
     model, _ = pretrained.build(weights)
     arrays, configs = huggingface.write(weights, model)
     config = {key: value for key, value in (configs["config"] | changes).items() if value is not None}
-    safetensors_files.write(folder, arrays, **(configs | dict(config=config)))
+    safetensors_folder.write(folder, arrays, **(configs | dict(config=config)))
     return folder
 
 
@@ -258,7 +260,7 @@ def test_a_lone_file_needs_its_heads(name, eps, tmp_path):
 def test_known_widths_have_known_heads(tmp_path):
     sizes = dict(width=192, depth=1, mlp_dim=32, num_heads=3, patch_size=8, image_size=16, num_classes=2, gelu="erf")
     model = vit_jax.create_model(**sizes)
-    params = layout.flatten(jax.jit(model.init)(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"])
+    params = scan_layout.flatten(jax.jit(model.init)(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"])
     fields = {key: getattr(model, key) for key in sizes}
     arrays, _ = timm.write(pretrained.Weights(params, fields), model)
     save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, tmp_path / "w.safetensors")

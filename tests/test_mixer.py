@@ -10,12 +10,13 @@ import pytest
 from conftest import below, golden, metric_lines
 
 import vit_jax
-from vit_jax import adapt, layout, train
+from vit_jax import train
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.formats import mixer as mixer_format
 from vit_jax.models import create
+from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights.formats import mixer
 
 TRAINED = """
 import ml_collections
@@ -36,9 +37,9 @@ def load(name, **overrides):
     """A golden case: (arrays, config, model, params)."""
     arrays, config = golden(name)
     flat = below(arrays, "params")
-    fields = mixer_format.infer_fields(flat) | overrides
+    fields = mixer.infer_fields(flat) | overrides
     model = create.create(**fields, image_size=arrays["inputs"].shape[1:3])
-    return arrays, config, model, layout.unflatten(flat)
+    return arrays, config, model, scan_layout.unflatten(flat)
 
 
 @pytest.mark.parametrize("name", ["mixer_p8", "grad_mixer"])
@@ -78,7 +79,7 @@ def test_gradients_equal_the_published_implementation():
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     assert abs(value - arrays["loss"]) <= 1e-5
-    grads, truth = layout.flatten(grads), below(arrays, "grads")
+    grads, truth = scan_layout.flatten(grads), below(arrays, "grads")
     assert grads.keys() == truth.keys()
     for key, wanted in truth.items():
         bound = 1e-5 if key in config["near_zero_grads"] else 1e-4 * np.abs(wanted).max()
@@ -109,7 +110,7 @@ def test_a_mesh_changes_no_number_and_activations_are_constrained():
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
     # Image, tokens, and in every block the output and two hidden layers.
     assert text.count("sharding_constraint") == 2 + 3 * model.depth
-    spec = layout.flatten(placed)["MixerBlock_0/token_mixing/Dense_0/kernel"].sharding.spec
+    spec = scan_layout.flatten(placed)["MixerBlock_0/token_mixing/Dense_0/kernel"].sharding.spec
     assert "tensor" in spec
 
 
@@ -163,17 +164,17 @@ def test_fields_are_json_and_build_the_same_model():
 
 def test_damaged_weights_are_named():
     flat = below(golden("mixer_p8")[0], "params")
-    assert mixer_format.is_mixer(flat) and not mixer_format.is_mixer({"cls": 0, "embedding/kernel": 0})
+    assert mixer.is_mixer(flat) and not mixer.is_mixer({"cls": 0, "embedding/kernel": 0})
     without = {name: value for name, value in flat.items() if name != "stem/kernel"}
     with pytest.raises(UserError, match="no stem/kernel"):
-        mixer_format.infer_fields(without)
+        mixer.infer_fields(without)
     with pytest.raises(UserError, match=r"token_mixing/Dense_0/kernel has shape \(24,\)"):
-        mixer_format.infer_fields(flat | {"MixerBlock_0/token_mixing/Dense_0/kernel": np.zeros(24)})
+        mixer.infer_fields(flat | {"MixerBlock_0/token_mixing/Dense_0/kernel": np.zeros(24)})
     gap = {name: value for name, value in flat.items() if not name.startswith("MixerBlock_0/")}
     with pytest.raises(UserError, match=r"blocks \[1\]"):
-        mixer_format.infer_fields(gap)
+        mixer.infer_fields(gap)
     headless = {name: value for name, value in flat.items() if not name.startswith("head/")}
-    assert mixer_format.infer_fields(headless)["num_classes"] == 0
+    assert mixer.infer_fields(headless)["num_classes"] == 0
 
 
 @pytest.mark.parametrize(

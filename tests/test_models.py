@@ -8,11 +8,11 @@ import pytest
 from conftest import below, golden
 
 import vit_jax
-from vit_jax import adapt, layout
 from vit_jax.errors import UserError
-from vit_jax.formats.published import LINEN_NAMES
-from vit_jax.formats.weights import POSEMB
 from vit_jax.models import encoder, variants
+from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights.formats.vision_transformer import LINEN_NAMES
+from vit_jax.weights.formats.weights import POSEMB
 
 VITS = ["vit_gap_norep", "vit_gap_rep", "vit_ti_width_p8_1layer", "vit_token_norep", "vit_token_p8_nonsquare",
         "vit_token_rep", "vit_token_unpooled", "vit_unpooled"]  # fmt: skip
@@ -69,7 +69,7 @@ def test_gradients_equal_the_published_implementation(name, tmp_path):
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     assert abs(value - arrays["loss"]) <= 1e-5
-    grads, truth = layout.flatten(grads), below(arrays, "grads")
+    grads, truth = scan_layout.flatten(grads), below(arrays, "grads")
     assert grads.keys() == truth.keys()
     for key, wanted in truth.items():
         bound = 1e-5 if key in config["near_zero_grads"] else 1e-4 * np.abs(wanted).max()
@@ -90,9 +90,11 @@ def test_scan_and_remat_change_no_number(options, tmp_path):
     value, grads = jax.value_and_grad(loss)(params, model)
     other_value, other_grads = jax.value_and_grad(loss)(other_params, other)
     assert abs(value - other_value) <= 1e-6
-    other_grads = layout.relayout(other_grads, False, np.stack)
-    for key, wanted in layout.flatten(grads).items():
-        assert np.abs(layout.flatten(other_grads)[key] - wanted).max() <= 1e-5 * max(np.abs(wanted).max(), 1e-1), key
+    other_grads = scan_layout.relayout(other_grads, False, np.stack)
+    for key, wanted in scan_layout.flatten(grads).items():
+        assert np.abs(scan_layout.flatten(other_grads)[key] - wanted).max() <= 1e-5 * max(np.abs(wanted).max(), 1e-1), (
+            key
+        )
 
 
 def test_scan_draws_the_same_dropout_and_droppath_masks():
@@ -103,7 +105,7 @@ def test_scan_draws_the_same_dropout_and_droppath_masks():
     params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (32, 5))
     rngs = {"dropout": jax.random.key(3)}
     noisy = model.apply({"params": params}, image, train=True, rngs=rngs)
-    scanned = model.clone(scan=True).apply({"params": layout.stack_blocks(params)}, image, train=True, rngs=rngs)
+    scanned = model.clone(scan=True).apply({"params": scan_layout.stack_blocks(params)}, image, train=True, rngs=rngs)
     quiet = model.apply({"params": params}, image)
     np.testing.assert_allclose(noisy, scanned, atol=1e-5)
     assert np.abs(noisy - quiet).max() > 0.1
@@ -116,7 +118,7 @@ def test_layer_scale_multiplies_what_the_branches_add(options):
     """A model without it whose last kernels are multiplied has the same logits."""
     sizes = dict(width=32, depth=2, mlp_dim=64, num_heads=2, patch_size=8, image_size=16, num_classes=5, head_std=0.5)
     model, image = vit_jax.create_model(**sizes, layer_scale=0.25), jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
-    params = layout.flatten(model.init(jax.random.key(0), image)["params"])
+    params = scan_layout.flatten(model.init(jax.random.key(0), image)["params"])
     gammas = {name for name in params if "LayerScale" in name}
     assert gammas == {f"Transformer/encoderblock_{i}/LayerScale_{part}/gamma" for i in (0, 1) for part in (1, 3)}
     assert all((params[name] == np.full(32, 0.25)).all() for name in gammas)
@@ -128,8 +130,8 @@ def test_layer_scale_multiplies_what_the_branches_add(options):
         block, scale, _ = name.rsplit("/", 2)
         for leaf in ("kernel", "bias"):
             folded[f"{block}/{last[scale]}/{leaf}"] *= params[name]
-    truth = vit_jax.create_model(**sizes).apply({"params": layout.unflatten(folded)}, image)
-    params = layout.relayout(layout.unflatten(params), "scan" in options, jnp.stack)
+    truth = vit_jax.create_model(**sizes).apply({"params": scan_layout.unflatten(folded)}, image)
+    params = scan_layout.relayout(scan_layout.unflatten(params), "scan" in options, jnp.stack)
     logits = model.clone(**options).apply({"params": params}, image)
     np.testing.assert_allclose(logits, truth, atol=1e-5)
     assert np.abs(truth).max() > 0.1
@@ -227,7 +229,7 @@ def test_map_pooling_equals_big_vision():
         num_classes=6, image_size=32, patch_size=8, width=48, depth=1, num_heads=4, mlp_dim=192, pool="map"
     )
     assert config["pool_type"] == "map"
-    logits = model.apply({"params": layout.unflatten(flat)}, arrays["inputs"])
+    logits = model.apply({"params": scan_layout.unflatten(flat)}, arrays["inputs"])
     assert np.abs(logits - arrays["logits"]).max() <= 2e-5
 
 

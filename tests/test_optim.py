@@ -11,12 +11,13 @@ import pytest
 from conftest import GOLDEN, below, golden, last_error, metric_lines
 
 from vit_jax import config as configs
-from vit_jax import layout, optim, train, workdir
+from vit_jax import optim, train, workdir
 from vit_jax import state as states
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
+from vit_jax.weights import scan_layout
 
 SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
 # Options of the published schedules by our names; the others are lengths in other units, see `ours`.
@@ -195,10 +196,10 @@ def test_lamb_is_the_same_for_stacked_layers():
     params = jax.tree.map(jnp.float32, {"Transformer": blocks})
     grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(4, *x.shape)), jnp.float32), params)
     config = settings(name="lamb", wd=0.1, warmup_steps=0)
-    stacked_grads = layout.stack_blocks(grads, lambda leaves: jnp.stack(leaves, axis=1))
+    stacked_grads = scan_layout.stack_blocks(grads, lambda leaves: jnp.stack(leaves, axis=1))
     looped = trajectory(config, params, grads)
-    for one, other in zip(looped, trajectory(config, layout.stack_blocks(params), stacked_grads), strict=True):
-        other = layout.unstack_blocks(other)
+    for one, other in zip(looped, trajectory(config, scan_layout.stack_blocks(params), stacked_grads), strict=True):
+        other = scan_layout.unstack_blocks(other)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
 
 
@@ -282,7 +283,7 @@ def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
     """Losses by step, and the flat parameters at the end."""
     assert train.main([f"--config={tiny}", f"--workdir={workdir}", *arguments]) == 0
     lines = [line["train/loss"] for line in metric_lines(workdir) if "train/loss" in line]
-    return lines, layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
+    return lines, scan_layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
 
 
 @pytest.mark.slow
@@ -294,7 +295,7 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
     model = train.make_model(config, 10)
-    start = layout.flatten(states.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
+    start = scan_layout.flatten(states.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
@@ -329,9 +330,9 @@ def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen
         tx, _ = train.make_optimizer(config, model, 4)
         made.append(states.init_state(config, model, tx))
     looped, scanned = made
-    there = layout.relayout(states.as_dict(looped), True, jnp.stack)
+    there = scan_layout.relayout(states.as_dict(looped), True, jnp.stack)
     assert jax.tree.structure(there) == jax.tree.structure(states.as_dict(scanned))
-    back = layout.relayout(there, False, jnp.stack)
+    back = scan_layout.relayout(there, False, jnp.stack)
     assert jax.tree.structure(back) == jax.tree.structure(states.as_dict(looped))
     for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(states.as_dict(looped)), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -356,7 +357,7 @@ def layered(scan: bool, decay: float):
     config = settings(**plain, lr=0.5, wd=0.0, layer_decay=decay)
     tx, _ = optim.make_optimizer(config, params, 10)
     updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
-    return layout.flatten(layout.unstack_blocks(updates) if scan else updates)
+    return scan_layout.flatten(scan_layout.unstack_blocks(updates) if scan else updates)
 
 
 @pytest.mark.parametrize("scan", [False, True])

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from vit_jax import config as configs
-from vit_jax import layout, train
 from vit_jax import state as states
+from vit_jax import train
 from vit_jax.data import to_device
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models import encoder
 from vit_jax.plan import compilation
+from vit_jax.weights import scan_layout
 
 STEPS, BATCH, SIZE, CLASSES = 10, 32, 16, 10
 
@@ -69,7 +70,7 @@ def trained(tmp_path_factory):
             for batch in batches():
                 state, metrics = train_step(state, to_device.global_batch(batch, mesh, rows, BATCH))
                 losses.append(float(metrics["train/loss"]))
-        found = layout.flatten(layout.relayout(jax.device_get(state.params), False, jnp.stack))
+        found = scan_layout.flatten(scan_layout.relayout(jax.device_get(state.params), False, jnp.stack))
         for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
             assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim), "the step keeps the state where it lives"
         return np.array(losses), found, text

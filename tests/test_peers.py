@@ -14,14 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import convert, pretrained
-from vit_jax.adapt import abstract_params
+from vit_jax import convert
 from vit_jax.errors import UserError
-from vit_jax.formats import safetensors_files
-from vit_jax.formats import timm as timm_format
-from vit_jax.formats.weights import POSEMB, Weights
-from vit_jax.layout import flatten
 from vit_jax.models import create
+from vit_jax.weights import load as pretrained
+from vit_jax.weights.adapt import abstract_params
+from vit_jax.weights.formats import safetensors_folder
+from vit_jax.weights.formats import timm as timm_format
+from vit_jax.weights.formats.weights import POSEMB, Weights
+from vit_jax.weights.scan_layout import flatten
 
 pytestmark = [
     pytest.mark.peers,
@@ -540,7 +541,7 @@ def assert_processor(transformers, model, folder) -> None:
     """The processor of transformers does what `model.preprocess` says."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert (tuple(processor.image_mean), tuple(processor.image_std)) == (model.mean, model.std)
-    assert safetensors_files.read_json(folder / "preprocessor_config.json")["resample"] == int(processor.resample)
+    assert safetensors_folder.read_json(folder / "preprocessor_config.json")["resample"] == int(processor.resample)
     assert bool(processor.do_center_crop) == bool(model.crop)
     pixels = np.random.default_rng(2).integers(0, 256, (*model.image_size, 3), np.uint8)
     found = np.asarray(processor(images=pixels, return_tensors="np")["pixel_values"])[0].transpose(1, 2, 0)

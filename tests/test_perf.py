@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import vit_jax
-from vit_jax import adapt, perf
+from vit_jax import perf
 from vit_jax.distributed import hardware
 from vit_jax.models.flops import model_flops
+from vit_jax.weights import adapt
 
 
 @pytest.mark.parametrize(

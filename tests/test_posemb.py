@@ -8,8 +8,8 @@ import pytest
 import scipy.special
 
 import vit_jax
-from vit_jax import layout
 from vit_jax.errors import UserError
+from vit_jax.weights import scan_layout
 
 SIZES = dict(
     width=24, depth=2, mlp_dim=32, num_heads=3, patch_size=4, num_classes=5, image_size=(8, 12), gelu="erf", ln_eps=1e-5
@@ -99,7 +99,7 @@ def test_every_kind_equals_the_formula_looped_and_scanned(kind, place):
     expected = np.stack([forward(one.astype(np.float64), double, place, model.grid) for one in image])
     with jax.default_matmul_precision("highest"):
         looped = model.apply({"params": params}, image)
-        scanned = model.clone(scan=True, remat="full").apply({"params": layout.stack_blocks(params)}, image)
+        scanned = model.clone(scan=True, remat="full").apply({"params": scan_layout.stack_blocks(params)}, image)
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(looped, expected, atol=2e-5)
     np.testing.assert_allclose(scanned, expected, atol=2e-5)
@@ -137,7 +137,7 @@ def test_gradients_reach_every_position_embedding(kind, place):
     model = vit_jax.create_model(posemb=kind, posemb_at=place, **SIZES)
     params = noisy(model)
     image = np.random.default_rng(3).uniform(-1, 1, (1, 8, 12, 3)).astype(np.float32)
-    grads = layout.flatten(jax.grad(lambda p: model.apply({"params": p}, image).sum())(params))
+    grads = scan_layout.flatten(jax.grad(lambda p: model.apply({"params": p}, image).sum())(params))
     rows = {name: leaf for name, leaf in grads.items() if "pos_embedding" in name or "relative" in name}
     assert bool(rows) == (kind != "none")
     assert all(np.abs(leaf).max() > 1e-6 for leaf in rows.values())

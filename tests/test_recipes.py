@@ -7,10 +7,11 @@ import jax
 import pytest
 from test_models import COUNTS
 
-from vit_jax import adapt, train
 from vit_jax import config as configs
+from vit_jax import train
 from vit_jax.data import catalog
 from vit_jax.errors import UserError
+from vit_jax.weights import adapt
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 

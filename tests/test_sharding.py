@@ -11,11 +11,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import vit_jax
-from vit_jax import adapt, layout, optim, step
 from vit_jax import config as configs
+from vit_jax import optim, step
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
+from vit_jax.weights import adapt, scan_layout
 
 ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
 
@@ -57,7 +58,9 @@ def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
 def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
     mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = {k: v.spec for k, v in layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh)).items()}
+    specs = {
+        k: v.spec for k, v in scan_layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh)).items()
+    }
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     assert specs[f"{attention}/query/kernel"] == PartitionSpec("fsdp", "tensor", None)
@@ -82,7 +85,7 @@ def test_the_share_of_the_parameters_that_is_split():
 def test_scanned_layers_are_split_like_single_ones():
     model = vit_jax.create_model("S/16", scan=True)
     mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh))
+    specs = scan_layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh))
     query = specs["Transformer/encoderblock/MultiHeadDotProductAttention_1/query/kernel"].spec
     assert query == PartitionSpec(None, "fsdp", "tensor", None)
 
@@ -113,8 +116,10 @@ def shapes(variant: str, stacked: bool = False) -> dict[str, tuple[int, ...]]:
     """Shapes by path of all parameters of a big model, with single or stacked layers."""
     params = adapt.abstract_params(vit_jax.create_model(variant, num_classes=21843))
     if stacked:
-        params = layout.stack_blocks(params, lambda leaves: jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), "f4"))
-    return {name: leaf.shape for name, leaf in layout.flatten(params).items()}
+        params = scan_layout.stack_blocks(
+            params, lambda leaves: jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), "f4")
+        )
+    return {name: leaf.shape for name, leaf in scan_layout.flatten(params).items()}
 
 
 def split_axes(spec: PartitionSpec) -> list[str]:
@@ -187,7 +192,7 @@ def state():
 @pytest.mark.parametrize("sizes", [dict(data=4), dict(data=4, fsdp=2)])
 def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(state, sizes):
     mesh = meshes.abstract_mesh(ONE | sizes)
-    plain, zero = (layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True))
+    plain, zero = (scan_layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True))
     params = {name: place.spec for name, place in zero.items() if name.startswith("params/")}
     assert params == {name: plain[name].spec for name in params}
     split = {name for name, place in zero.items() if "data" in split_axes(place.spec)}

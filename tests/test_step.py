@@ -13,10 +13,11 @@ from test_optim import settings
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import layout, optim, preprocess, step
+from vit_jax import optim, preprocess, step
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models.classifier import normalize
+from vit_jax.weights import scan_layout
 
 SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")
 
@@ -73,7 +74,7 @@ def test_trajectory_equals_vision_transformer(accum_steps):
     optimizer = ml_collections.ConfigDict(
         settings(name="sgd", lr=schedule["base"], warmup_steps=schedule["warmup_steps"], momentum_dtype="bfloat16")
     )
-    params = layout.unflatten(below(arrays, "params_step0"))
+    params = scan_layout.unflatten(below(arrays, "params_step0"))
     tx, rate = optim.make_optimizer(optimizer, params, schedule["total_steps"])
     state = step.create_state(params, tx, 0.0)
     train_step = jax.jit(build(model, tx, rate, accum_steps=accum_steps))
@@ -85,7 +86,7 @@ def test_trajectory_equals_vision_transformer(accum_steps):
         batch = dict(image=image, label=label, mask=np.ones(len(image), np.float32), seed=seed)
         state, metrics = train_step(state, batch)
         np.testing.assert_allclose(metrics["train/loss"], arrays["losses"][number], atol=1e-5)
-    flat = layout.flatten(state.params)
+    flat = scan_layout.flatten(state.params)
     for key, value in below(arrays, "params_final").items():
         np.testing.assert_allclose(flat[key], value, atol=3e-5, err_msg=key)
 

@@ -13,9 +13,11 @@ from conftest import TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
-from vit_jax import evaluate, layout, metrics, perf, pretrained, train
+from vit_jax import evaluate, metrics, perf, train
 from vit_jax.checkpoints import read as checkpoint
-from vit_jax.formats.weights import POSEMB
+from vit_jax.weights import load as pretrained
+from vit_jax.weights import scan_layout
+from vit_jax.weights.formats.weights import POSEMB
 
 
 def run(tiny: str, workdir, *arguments: str) -> int:
@@ -23,7 +25,7 @@ def run(tiny: str, workdir, *arguments: str) -> int:
 
 
 def final_params(workdir) -> dict[str, np.ndarray]:
-    return layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
+    return scan_layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
 
 
 def same_bits(one: dict, two: dict) -> bool:
@@ -114,7 +116,7 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
     np.testing.assert_allclose(losses, truth, rtol=1e-4)
     _, params = vit_jax.from_pretrained(folder)
     truth = final_params(workdir)
-    for key, value in layout.flatten(params).items():
+    for key, value in scan_layout.flatten(params).items():
         np.testing.assert_allclose(value, truth[key], atol=2e-3 * max(np.abs(truth[key]).max(), 1e-2), err_msg=key)
 
 
@@ -245,9 +247,9 @@ def test_from_pretrained_reads_a_workdir_and_a_checkpoint(done):
     _, workdir = done
     model, params = vit_jax.from_pretrained(workdir)
     assert (model.width, model.image_size, model.num_classes) == (32, (8, 8), 10)
-    assert same_bits(layout.flatten(params), final_params(workdir))
+    assert same_bits(scan_layout.flatten(params), final_params(workdir))
     _, older = vit_jax.from_pretrained(workdir / "checkpoints" / "8")
-    assert not same_bits(layout.flatten(params), layout.flatten(older))
+    assert not same_bits(scan_layout.flatten(params), scan_layout.flatten(older))
 
 
 # --- failures: one line, the right exit code, nothing lost ------------------------------------------------------------

@@ -11,14 +11,14 @@ def create_model(variant=None, num_classes=1000, image_size=224, **overrides):
 
 
 def from_pretrained(path, num_classes=None, image_size=None, grid=None, **overrides):
-    """Loads (model, params) from weights of ours or published ones: see `vit_jax.pretrained.from_pretrained`."""
-    from vit_jax import pretrained
+    """Loads (model, params) from weights of ours or published ones: see `vit_jax.weights.load.from_pretrained`."""
+    from vit_jax.weights import load as pretrained
 
     return pretrained.from_pretrained(path, num_classes, image_size, grid, **overrides)
 
 
 def features(model, params, image):
-    """What the head reads, [batch, embed]: see `vit_jax.pretrained.features`."""
-    from vit_jax import pretrained
+    """What the head reads, [batch, embed]: see `vit_jax.weights.load.features`."""
+    from vit_jax.weights import load as pretrained
 
     return pretrained.features(model, params, image)

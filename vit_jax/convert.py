@@ -12,17 +12,18 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import cli, errors, pretrained
+from vit_jax import cli, errors
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.formats import big_vision, huggingface, npz, published, safetensors_files, timm
-from vit_jax.layout import unflatten
 from vit_jax.models import create
+from vit_jax.weights import load as pretrained
+from vit_jax.weights.formats import big_vision, huggingface, npz, safetensors_folder, timm, vision_transformer
+from vit_jax.weights.scan_layout import unflatten
 
 # Largest difference of the logits, relative to the largest logit, of a conversion that is right.
 TOLERANCE = 1e-4
 
-ARCHIVES = {"published": published, "big_vision": big_vision}  # one .npz
+ARCHIVES = {"published": vision_transformer, "big_vision": big_vision}  # one .npz
 FOLDERS = {"timm": timm, "hf": huggingface}  # config.json and model.safetensors
 FORMATS = (*ARCHIVES, *FOLDERS, "ours")
 
@@ -34,7 +35,7 @@ def write(weights: pretrained.Weights, model, path: pathlib.Path, target: str) -
     elif target in FOLDERS:
         path.mkdir()
         arrays, configs = FOLDERS[target].write(weights, model)
-        safetensors_files.write(path, arrays, **configs)
+        safetensors_folder.write(path, arrays, **configs)
     else:
         meta = dict(config=dict(loss=weights.loss), model=create.fields(model), class_names=weights.class_names)
         checkpoint.write_params(path, unflatten(weights.params), meta)

@@ -11,11 +11,12 @@ import sys
 
 import jax
 
-from vit_jax import cli, evals, pretrained
+from vit_jax import cli, evals
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preflight, processes, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")
 

@@ -15,10 +15,11 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from vit_jax import cli, pretrained
+from vit_jax import cli
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import runtime, sharding
 from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.predict")
 

@@ -8,10 +8,12 @@ import re
 import jax
 import jax.numpy as jnp
 
-from vit_jax import adapt, layout, pretrained, step, workdir
+from vit_jax import step, workdir
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
+from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights import load as pretrained
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ OF_THE_ARRAYS = re.compile(
 def init_params(model, seed):
     """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no number."""
     params = model.with_scan(False).init(jax.random.key(seed), jnp.zeros((1, *model.image_size, 3)))["params"]
-    return layout.relayout(params, model.scan, jnp.stack)
+    return scan_layout.relayout(params, model.scan, jnp.stack)
 
 
 def init_state(config, model, tx) -> step.TrainState:
@@ -65,7 +67,7 @@ def brought_here(state: dict, model, abstract) -> step.TrainState:
     """A restored state in the layer layout of this run, and where it belongs."""
     if jax.tree.structure(state) == jax.tree.structure(as_dict(abstract)):
         return step.TrainState(**state)
-    change = functools.partial(layout.relayout, scan=model.scan, stack=jnp.stack)
+    change = functools.partial(scan_layout.relayout, scan=model.scan, stack=jnp.stack)
     return step.TrainState(**jax.jit(change, out_shardings=shardings(as_dict(abstract)))(state))
 
 
@@ -107,7 +109,7 @@ def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     adapt.check_same_function(weights, model)
-    params = layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
+    params = scan_layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
     params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     return jax.jit(create, out_shardings=shardings(abstract))(params)

@@ -2,10 +2,10 @@
 
 import jax
 
-from vit_jax import layout
 from vit_jax.data import catalog
 from vit_jax.distributed import sharding
 from vit_jax.models.flops import model_flops
+from vit_jax.weights import scan_layout
 
 
 def schedule_line(config, schedule, total_steps: int) -> str:
@@ -43,7 +43,7 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
 
 def sharding_lines(params, mesh) -> list[str]:
     """Where the parameters live: one line for each that is split."""
-    specs = {name: leaf.spec for name, leaf in layout.flatten(sharding.param_specs(params, mesh)).items()}
+    specs = {name: leaf.spec for name, leaf in scan_layout.flatten(sharding.param_specs(params, mesh)).items()}
     split = {name: spec for name, spec in specs.items() if any(spec)}
     lines = [f"shardings   {len(split)} of {len(specs)} parameters are split over devices, the others replicated"]
     return lines + [f"  {name:<76} {spec}" for name, spec in split.items()]

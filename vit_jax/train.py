@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 from etils import epath
 
-from vit_jax import adapt, cli, evals, metrics, optim, perf, preprocess, soundness, step, summary, workdir
+from vit_jax import cli, evals, metrics, optim, perf, preprocess, soundness, step, summary, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.checkpoints.manager import Checkpointer
@@ -23,6 +23,7 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.models import classifier, create
 from vit_jax.models.flops import model_flops
+from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
 

@@ -21,7 +21,7 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.layout import flatten
+from vit_jax.weights.scan_layout import flatten
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 

@@ -15,14 +15,15 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax import pretrained, train, workdir
 from vit_jax import state as states
+from vit_jax import train, workdir
 from vit_jax.data.tasks import VTAB
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.vtab import data, report
 from vit_jax.vtab.finetune import Finetuner, Setting, larger
+from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.vtab")
 

@@ -6,10 +6,11 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.formats import torch_layout
-from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
-from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads
 from vit_jax.models import create
+from vit_jax.weights.formats import torch_layout
+from vit_jax.weights.formats.infer import held_image_size, infer_fields, number_of_heads
+from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
+from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights
 
 PATCHES = "patch_embed.proj.weight"
 POOLS = {"token": "tok", "avg": "gap", "map": "map", "": "unpooled"}

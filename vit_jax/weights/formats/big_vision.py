@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vit_jax.formats import bit, mixer, published
-from vit_jax.formats.weights import POSEMB, Weights, held_image_size, infer_fields, rename
 from vit_jax.models import create
+from vit_jax.weights.formats import bit, mixer, vision_transformer
+from vit_jax.weights.formats.infer import held_image_size, infer_fields
+from vit_jax.weights.formats.weights import POSEMB, Weights, rename
 
-LINEN_BLOCK = {ours: theirs for theirs, ours in published.LINEN_NAMES.items()}
+LINEN_BLOCK = {ours: theirs for theirs, ours in vision_transformer.LINEN_NAMES.items()}
 MAP_PARTS = ("probe", "MlpBlock_0", "MultiHeadDotProductAttention_0", "LayerNorm_0")
 STACKED = "Transformer/encoderblock/"
 MARKS = ("pos_embedding", "Transformer/pos_embedding", "probe")
@@ -53,9 +54,9 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     names = {name: full for full, name in tower(held).items()}
     held = {name: held[full] for name, full in names.items()}
     if bit.is_bit(held):
-        return published.read_bit(held, image_size, "big_vision", pool_padding="lowest")
+        return vision_transformer.read_bit(held, image_size, "big_vision", pool_padding="lowest")
     if mixer.is_mixer(held):
-        return published.read_mixer(held, path, grid, image_size, "big_vision")
+        return vision_transformer.read_mixer(held, path, grid, image_size, "big_vision")
     held = unstack(held)
     has_probe = "probe" in held  # the attention pooling of ViT-G's time stood at the top
 
@@ -63,7 +64,7 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
         if name in ("pos_embedding", "Transformer/pos_embedding"):
             return POSEMB
         below_head = has_probe and name.split("/")[0] in MAP_PARTS
-        return published.published_name(f"MAPHead_0/{name}" if below_head else name)
+        return vision_transformer.published_name(f"MAPHead_0/{name}" if below_head else name)
 
     params, file_names = rename(held, our_name, path)
     if "cls" in params and "pos_embedding" in held and params[POSEMB].ndim == 3 and "embedding/kernel" in params:
@@ -90,10 +91,10 @@ def obstacles(weights: Weights, model) -> list[str]:
     """What of a model these files have no place for."""
     if weights.fields["architecture"] == "bit":
         zeros = ["zeros around the root's max-pool"] if model.pool_padding == "zeros" else []
-        return zeros + published.plain_obstacles(model)
+        return zeros + vision_transformer.plain_obstacles(model)
     if weights.fields["architecture"] == "mixer":
-        return published.plain_obstacles(model)
-    found = published.vit_obstacles(model)
+        return vision_transformer.plain_obstacles(model)
+    found = vision_transformer.vit_obstacles(model)
     return found + (["a ResNet stem"] if model.stem_units is not None else [])
 
 

@@ -9,7 +9,7 @@ import urllib.request
 from etils import epath
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.formats.safetensors_files import CONFIG, PREPROCESSOR, WEIGHTS, is_folder
+from vit_jax.weights.formats.safetensors_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_folder
 
 
 def locate(path, folder: pathlib.Path):

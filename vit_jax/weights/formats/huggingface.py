@@ -3,9 +3,10 @@
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.formats import torch_layout
-from vit_jax.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
-from vit_jax.formats.weights import BLOCK, POSEMB, Weights, held_image_size, infer_fields, number_of_heads, rename
+from vit_jax.weights.formats import torch_layout
+from vit_jax.weights.formats.infer import held_image_size, infer_fields, number_of_heads
+from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
+from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
 
 GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
 GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")

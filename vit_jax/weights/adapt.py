@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.formats.weights import Weights, in_file, naming, nearest
-from vit_jax.layout import flatten, unflatten
 from vit_jax.models import classifier, create
 from vit_jax.models.create import abstract_params
+from vit_jax.weights.formats.weights import Weights, in_file, naming, nearest
+from vit_jax.weights.scan_layout import flatten, unflatten
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,10 @@
 import logging
 import re
 
-from vit_jax.formats import bit, mixer
-from vit_jax.formats.weights import Weights, held_image_size, infer_fields, rename, settle_image_size
 from vit_jax.models import create
+from vit_jax.weights.formats import bit, mixer
+from vit_jax.weights.formats.infer import held_image_size, infer_fields, settle_image_size
+from vit_jax.weights.formats.weights import Weights, rename
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.formats.npz import as_float32
+from vit_jax.weights.formats.npz import as_float32
 
 WEIGHTS, INDEX, CONFIG, PREPROCESSOR = (
     "model.safetensors",

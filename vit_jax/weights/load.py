@@ -6,13 +6,13 @@ import tempfile
 
 import numpy as np
 
-from vit_jax.adapt import HEADS, adapt, resample_posemb
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import UserError, one_line
-from vit_jax.formats import big_vision, huggingface, npz, published, remote, safetensors_files, timm
-from vit_jax.formats.weights import Weights, naming
-from vit_jax.layout import flatten, stack_blocks, unstack_blocks
 from vit_jax.models import classifier, create
+from vit_jax.weights.adapt import HEADS, adapt, resample_posemb
+from vit_jax.weights.formats import big_vision, fetch, huggingface, npz, safetensors_folder, timm, vision_transformer
+from vit_jax.weights.formats.weights import Weights, naming
+from vit_jax.weights.scan_layout import flatten, stack_blocks, unstack_blocks
 
 __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_posemb"]
 
@@ -63,11 +63,11 @@ def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
     """Weights from a file, or from a folder of timm or Hugging Face."""
     if not location.is_dir() and kind_of_file(location) == "npz":
         held = npz.read(location, big_vision.tower)
-        form = big_vision if big_vision.is_big_vision(held) else published
+        form = big_vision if big_vision.is_big_vision(held) else vision_transformer
         return form.read(held, path, grid, image_size)
     settings, weights = (path, grid, image_size, num_heads), None
     try:
-        held, config, processor = safetensors_files.read(location)
+        held, config, processor = safetensors_folder.read(location)
         if timm.PATCHES in held:
             weights = timm.read(held, config, *settings)
         elif huggingface.is_huggingface(held):
@@ -101,8 +101,8 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     """
     image_size = None if image_size is None else create.pair(image_size)
     with tempfile.TemporaryDirectory() as folder, naming(path):
-        location = remote.locate(path, pathlib.Path(folder))
-        if location.is_dir() and not safetensors_files.is_folder(location):
+        location = fetch.locate(path, pathlib.Path(folder))
+        if location.is_dir() and not safetensors_folder.is_folder(location):
             if not checkpoint.is_ours(location):
                 raise UserError(
                     f"{path} holds neither a checkpoint of ours nor model.safetensors: give a workdir, a checkpoint, "

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.formats.weights import BLOCK
 from vit_jax.models import create, posemb
+from vit_jax.weights.formats.weights import BLOCK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Parameters from anywhere, and how they are fitted to a model."""
