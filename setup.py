@@ -45,7 +45,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["vit_jax", "vit_jax.*", "launch"]),
-    package_data={"vit_jax.data": ["*.txt"], "launch": ["*.sh", "*.sbatch", "Dockerfile*"]},
+    package_data={"vit_jax.data.prepare": ["*.txt"], "launch": ["*.sh", "*.sbatch", "Dockerfile*"]},
     install_requires=CORE,
     extras_require={
         "test": TEST,

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vit_jax.data import sprites, tfds_order
+from vit_jax.vtab import sprites
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPRITES, SIDE = 30_000, 64
@@ -75,7 +75,7 @@ def pretraining_data(folder: pathlib.Path) -> pathlib.Path:
     for i, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         save(np.round(image * (255 / 16)).astype(np.uint8), folder / f"digits/{i}.png")
         lines.append(f"digits/{i}.png,digit {label}")
-    order = tfds_order.order("train", [str(i) for i in range(sprites.COUNT)])
+    order = sprites.order("train", [str(i) for i in range(sprites.COUNT)])
     # train800 is left out, as are the validation and test examples.
     for number in order[1_000 : 1_000 + SPRITES].tolist():
         shape, scale, _, x, y = sprites.factors(number)

@@ -27,7 +27,7 @@ What differs from theirs:
 
 import ml_collections
 
-from vit_jax.data.catalog import CATALOG
+from vit_jax.data.sources.catalog import CATALOG
 from vit_jax.errors import UserError
 
 # Data set -> variant -> (epochs, image size, base learning rate, weight decay, stochastic depth).

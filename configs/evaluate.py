@@ -8,7 +8,7 @@ imagenet_a, imagenet_r and imagenet_sketch.
 
 import ml_collections
 
-from vit_jax.data.catalog import CATALOG
+from vit_jax.data.sources.catalog import CATALOG
 
 # Of ImageNet's 1,000 classes these hold 200, between which the choice is (arXiv 1907.07174, 2006.16241).
 PART_OF_IMAGENET = ("imagenet_a", "imagenet_r")

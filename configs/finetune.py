@@ -12,7 +12,7 @@ Cost: B/16 at 384, 10,000 steps of 512 images: 1.7e18 FLOP.
 
 import ml_collections
 
-from vit_jax.data.catalog import CATALOG
+from vit_jax.data.sources.catalog import CATALOG
 
 # Table 4: (steps, learning rates to choose from).
 TABLE_4 = {

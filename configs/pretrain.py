@@ -12,7 +12,7 @@ Cost: B/16 on ImageNet is 300 epochs of 1.28 M images at 105 GFLOP each, 4.1e19 
 
 import ml_collections
 
-from vit_jax.data.catalog import CATALOG
+from vit_jax.data.sources.catalog import CATALOG
 from vit_jax.models import variants
 
 # Rows of table 3 by data set: variant -> (epochs, base learning rate). Rows that give two lengths of training, 7/14 or

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from vit_jax import augment
+from vit_jax.data.augment import erase, mix
+from vit_jax.data.augment.batch import flip
 
 MASK = np.array([1, 1, 0, 1, 1, 1], np.float32)
 
@@ -38,18 +39,18 @@ def timm_box(height: int, width: int, rng: random.Random) -> tuple[int, int, int
 
 def test_flip_mirrors_each_image_with_probability_one_half():
     image = jnp.arange(2 * 3 * 3, dtype=jnp.uint8).reshape(1, 2, 3, 3) * jnp.ones((4096, 1, 1, 1), jnp.uint8)
-    out = jax.jit(augment.flip)(keys(4096), image)
+    out = jax.jit(flip)(keys(4096), image)
     assert out.dtype == jnp.uint8
     mirrored, same = ((out == x).all((1, 2, 3)) for x in (image[:, :, ::-1], image))
     assert (mirrored ^ same).all()
     assert scipy.stats.binomtest(int(mirrored.sum()), 4096, 0.5).pvalue > 1e-3
-    np.testing.assert_array_equal(augment.flip(keys(4096)[5:9], image[5:9]), out[5:9])
+    np.testing.assert_array_equal(flip(keys(4096)[5:9], image[5:9]), out[5:9])
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (10, 60)])
 def test_erased_boxes_are_distributed_as_in_timm(height, width):
     count, rng = 4000, random.Random(0)
-    draw = jax.jit(jax.vmap(lambda key: jnp.stack(augment.erased_box(key, 1.0, height, width))))
+    draw = jax.jit(jax.vmap(lambda key: jnp.stack(erase.erased_box(key, 1.0, height, width))))
     ours, theirs = np.asarray(draw(keys(count))), np.array([timm_box(height, width, rng) for _ in range(count)])
     for boxes in (ours, theirs):
         assert boxes.min() >= 0 and boxes[:, 1].max() <= height and boxes[:, 3].max() <= width
@@ -64,7 +65,7 @@ def test_erased_boxes_are_distributed_as_in_timm(height, width):
 
 def test_erase_fills_one_rectangle_with_normal_noise():
     count, image = 1024, jnp.full((1024, 16, 16, 3), 9.0)
-    out = np.asarray(jax.jit(lambda key, image: augment.erase(key, image, 0.25))(keys(count), image))
+    out = np.asarray(jax.jit(lambda key, image: erase.erase(key, image, 0.25))(keys(count), image))
     erased = (out != 9.0).all(-1)
     np.testing.assert_array_equal(erased, (out != 9.0).any(-1))
     for pixels in erased[erased.any((1, 2))]:
@@ -79,7 +80,7 @@ def test_erase_fills_one_rectangle_with_normal_noise():
 
 def test_erase_depends_on_its_own_key_only():
     image = np.random.default_rng(1).normal(size=(8, 9, 11, 3)).astype(np.float32)
-    run = jax.jit(augment.erase)
+    run = jax.jit(erase.erase)
     out = run(keys(8), image, 1.0)
     np.testing.assert_array_equal(run(keys(8)[4:1:-1], image[4:1:-1], 1.0), out[4:1:-1])
     np.testing.assert_array_equal(run(keys(8), image, 0.0), image)
@@ -95,7 +96,7 @@ def timm_cut(height: int, width: int, rng, count: int):
 
 def test_cutmix_replaces_a_box_and_mixes_labels_by_its_area():
     image, label, mask = batch()
-    run = jax.jit(jax.vmap(lambda key: augment.cutmix(key, 1.0, image, label, mask)))
+    run = jax.jit(jax.vmap(lambda key: mix.cutmix(key, 1.0, image, label, mask)))
     shares = []
     for mixed, mixed_label, mixed_mask in zip(*(np.asarray(x) for x in run(keys(500))), strict=True):
         replaced = mixed[1, :, :, 0] == 0  # where image 1 shows image 0
@@ -114,7 +115,7 @@ def test_cutmix_replaces_a_box_and_mixes_labels_by_its_area():
 def test_cut_boxes_are_distributed_as_in_timm():
     count, height, width = 4000, 30, 44
     lam = np.random.default_rng(1).beta(1.0, 1.0, count).astype(np.float32)
-    draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(augment.cut_box(key, lam, height, width))))
+    draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(mix.cut_box(key, lam, height, width))))
     top, bottom, left, right = np.asarray(draw(keys(count), lam)).T
     low, high = timm_cut(height, width, np.random.default_rng(0), count)
     for ours, theirs in zip([top, left, bottom, right], [*low.T, *high.T], strict=True):
@@ -122,7 +123,7 @@ def test_cut_boxes_are_distributed_as_in_timm():
 
 
 def test_cut_box_by_hand():
-    draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(augment.cut_box(key, lam, 12, 20)), (0, None)))
+    draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(mix.cut_box(key, lam, 12, 20)), (0, None)))
     for top, bottom, left, right in draw(keys(20), 0.75).tolist():  # a quarter: 6 x 10, cut at the border
         assert bottom - top == 6 or top == 0 or bottom == 12
         assert right - left == 10 or left == 0 or right == 20
@@ -132,7 +133,7 @@ def test_cut_box_by_hand():
 
 def test_mix_batch_picks_one_way_by_a_coin():
     image, label, mask = batch()
-    run = jax.jit(jax.vmap(lambda key: augment.mix_batch(key, image, label, mask, 0.8, 1.0)))
+    run = jax.jit(jax.vmap(lambda key: mix.mix_batch(key, image, label, mask, 0.8, 1.0)))
     outs = list(zip(*(np.asarray(x) for x in run(keys(400))), strict=True))
     blended = [bool((x[1] == x[1, 0, 0]).all() and 0 < x[1, 0, 0, 0] < 1) for x, _, _ in outs]
     assert scipy.stats.binomtest(sum(blended), len(outs), 0.5).pvalue > 1e-3
@@ -143,9 +144,9 @@ def test_mix_batch_picks_one_way_by_a_coin():
 
 
 def test_mix_batch_without_one_or_both(monkeypatch):
-    monkeypatch.setattr(augment, "mixup", lambda *args: ("mixup", *args))
-    monkeypatch.setattr(augment, "cutmix", lambda *args: ("cutmix", *args))
+    monkeypatch.setattr(mix, "mixup", lambda *args: ("mixup", *args))
+    monkeypatch.setattr(mix, "cutmix", lambda *args: ("cutmix", *args))
     batch = ("image", "label", "mask")
-    assert augment.mix_batch("key", *batch, 0.8, 0.0) == ("mixup", "key", 0.8, *batch)
-    assert augment.mix_batch("key", *batch, 0.0, 1.0) == ("cutmix", "key", 1.0, *batch)
-    assert augment.mix_batch("key", *batch, 0.0, 0.0) == batch
+    assert mix.mix_batch("key", *batch, 0.8, 0.0) == ("mixup", "key", 0.8, *batch)
+    assert mix.mix_batch("key", *batch, 0.0, 1.0) == ("cutmix", "key", 1.0, *batch)
+    assert mix.mix_batch("key", *batch, 0.0, 0.0) == batch

@@ -11,7 +11,8 @@ from conftest import below, golden
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import preprocess, step
+from vit_jax import step
+from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
@@ -100,7 +101,7 @@ def test_training_steps_reach_every_parameter():
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    options = dict(preprocess=preprocess.make_preprocess(configs.defaults(), model.normalize, 10), seed=0)
+    options = dict(preprocess=make_preprocess(configs.defaults(), model.normalize, 10), seed=0)
     train_step = jax.jit(step.make_train_step(apply_fn, tx, lambda _: 0.1, loss="softmax_xent", **options))
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (8, 16, 16, 3), np.uint8)

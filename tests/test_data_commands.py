@@ -16,11 +16,13 @@ from PIL import Image
 from test_listings import make_folder
 from test_pipeline import SIDE, eval_config, memory_source, noise
 
-from vit_jax import augment, preprocess
 from vit_jax import config as configs
 from vit_jax.data import __main__ as command
 from vit_jax.data import check as check_command
-from vit_jax.data import eval_cache, images, ops, pipeline, sources, stages, storage
+from vit_jax.data import eval_cache, image_ops, images, pipeline, stage_times
+from vit_jax.data.augment.batch import FLIP, flip, keys
+from vit_jax.data.sources import open as sources
+from vit_jax.data.sources import storage
 from vit_jax.errors import UserError
 
 
@@ -59,17 +61,17 @@ def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
     for number, (y, x, height, width) in enumerate(shown["crop"]):
         image = images.decode(source.read([shown["ids"][number]])[0])
         if crop == "random":
-            image = ops.resize(image, 9)
+            image = image_ops.resize(image, 9)
         if crop == "simple":
-            image = ops.reflect_pad(ops.resize_small(image, 8, **how), 4)
+            image = image_ops.reflect_pad(image_ops.resize_small(image, 8, **how), 4)
         if crop == "resize":
-            image = ops.resize(image, 8)
-        wanted = ops.resize(image[y : y + height, x : x + width], 8)
+            image = image_ops.resize(image, 8)
+        wanted = image_ops.resize(image[y : y + height, x : x + width], 8)
         difference = np.abs(wanted.numpy().astype(int) - batch["image"][number])
         assert difference.max() <= (4 if crop == "inception" else 0)  # a part of a JPEG upsamples its colours alone
-    mirrored = augment.flip(preprocess.keys(batch["seed"], preprocess.FLIP), jnp.asarray(batch["image"]))
-    for number, flip in enumerate(shown["flip"]):
-        wanted = batch["image"][number][:, ::-1] if flip else batch["image"][number]
+    mirrored = flip(keys(batch["seed"], FLIP), jnp.asarray(batch["image"]))
+    for number, is_flipped in enumerate(shown["flip"]):
+        wanted = batch["image"][number][:, ::-1] if is_flipped else batch["image"][number]
         np.testing.assert_array_equal(mirrored[number], wanted)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 8
 
@@ -288,7 +290,7 @@ def test_evaluation_images_that_fit_are_decoded_once(monkeypatch):
 
 
 def test_the_slow_stage_is_named_once_each_time_that_waiting_passes_the_limit():
-    clock, told = stages.Stages(), []
+    clock, told = stage_times.Stages(), []
     waits = (0.5, 9, 1), (0.01, 1, 1), (0.2, 1, 9), (0.3, 1, 9), (0.04, 1, 1), (0.1, 1, 1), (0.0, 1, 1), (0.1, 90, 9)
     for wait, read, decode in waits:
         clock.add("read", read, 1000)

@@ -13,7 +13,7 @@ from conftest import last_error, metric_lines
 
 from vit_jax import config as configs
 from vit_jax import evals, evaluate, train
-from vit_jax.data import sources
+from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluators import features, fewshot

@@ -13,7 +13,8 @@ import tensorflow as tf
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax.data import catalog, folder, index, listing, manifest, sources, splits, tars
+from vit_jax.data.sources import catalog, csv_file, folder, index_cache, listing, splits, tars
+from vit_jax.data.sources import open as sources
 from vit_jax.distributed import runtime
 from vit_jax.errors import UserError
 
@@ -280,7 +281,7 @@ def write_manifest(root, rows, columns=("path", "label")) -> str:
 
 def test_a_manifest_lists_images(tmp_path):
     rows = [("b/1.png", "owl", "train"), ("2, two.png", "jay", "train"), ("ü.png", "owl", "holdout")]
-    found = manifest.load(write_manifest(tmp_path, rows, ("path", "label", "split")))
+    found = csv_file.load(write_manifest(tmp_path, rows, ("path", "label", "split")))
     assert {name: part.tolist() for name, part in found.splits.items()} == dict(train=[0, 1], holdout=[2])
     assert (found.class_names, found.labels.tolist()) == (("jay", "owl"), [1, 0, 1])
     assert pixels(found, range(3)) == [0, 1, 2] and found.describe(2) == f"{tmp_path}/ü.png"
@@ -288,7 +289,7 @@ def test_a_manifest_lists_images(tmp_path):
 
 
 def test_numbers_as_labels_are_classes_as_they_are(tmp_path):
-    found = manifest.load(write_manifest(tmp_path, [("a.png", "7"), ("b.png", "0")]))
+    found = csv_file.load(write_manifest(tmp_path, [("a.png", "7"), ("b.png", "0")]))
     assert (found.num_classes, found.class_names, found.labels.tolist()) == (8, (), [7, 0])
 
 
@@ -311,16 +312,16 @@ def test_wrong_manifests_are_named(tmp_path):
         with open(path, "w") as file:
             file.write(text)
         with pytest.raises(UserError, match=message):
-            manifest.load(path)
+            csv_file.load(path)
     with open(path, "wb") as file:
         file.write(b"path,label\n\xff\xfe,1\n")
-    assert "no CSV file in UTF-8" in wrong(manifest.load, path)
-    assert "does not exist" in wrong(manifest.load, str(tmp_path / "nowhere.csv"))
-    assert "is a folder: give the CSV file" in wrong(manifest.load, str(tmp_path))
+    assert "no CSV file in UTF-8" in wrong(csv_file.load, path)
+    assert "does not exist" in wrong(csv_file.load, str(tmp_path / "nowhere.csv"))
+    assert "is a folder: give the CSV file" in wrong(csv_file.load, str(tmp_path))
 
 
 def test_white_space_around_labels_is_none_of_theirs(tmp_path):
-    found = manifest.load(write_manifest(tmp_path, [("a.png", " owl"), ("b.png", "owl "), ("./c.png", "a jay")]))
+    found = csv_file.load(write_manifest(tmp_path, [("a.png", " owl"), ("b.png", "owl "), ("./c.png", "a jay")]))
     assert found.class_names == ("a jay", "owl") and found.labels.tolist() == [1, 1, 0]
 
 
@@ -360,7 +361,7 @@ def test_a_listing_is_kept_until_a_file_comes_or_goes(tmp_path, monkeypatch):
 def test_a_damaged_index_is_built_again(tmp_path, caplog):
     root = make_folder(tmp_path, {"a": 2})
     folder.load(root)
-    path = runtime.folder() / f"folder-{index.VERSION}-{index.digest(root)}.npz"
+    path = runtime.folder() / f"folder-{index_cache.VERSION}-{index_cache.digest(root)}.npz"
     for content in (b"", b"PK\3\4 no zip", path.read_bytes()[:200]):
         path.write_bytes(content)
         caplog.clear()
@@ -378,7 +379,7 @@ def test_an_index_that_can_not_be_kept_costs_only_time(tmp_path, monkeypatch, ca
 
 def test_strings_are_what_was_packed():
     names = ["", "a", "ümläut", "x" * 1000, "line\nbreak", os.fsdecode(b"no utf8 \xff")]
-    packed = index.Strings.pack(names)
+    packed = index_cache.Strings.pack(names)
     assert list(packed) == names and packed[-1] == names[-1] and len(packed) == 6
     with pytest.raises(IndexError):
         packed[6]
@@ -395,7 +396,7 @@ def test_stores_are_read_through_their_file_systems():
     assert found.class_names == ("a", "b") and pixels(found, range(3)) == [1, 2, 3]
     with gfile.GFile("ram://birds/list.csv", "wb") as file:
         file.write(b"path,label\nb/2.png,owl\n")
-    assert pixels(manifest.load("ram://birds/list.csv"), [0]) == [3]
+    assert pixels(csv_file.load("ram://birds/list.csv"), [0]) == [3]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in wds(range(3)).items():

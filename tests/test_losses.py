@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from conftest import golden
 
-from vit_jax import augment, preprocess
 from vit_jax import config as configs
+from vit_jax.data.augment import mix
+from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.models import losses
 from vit_jax.models.classifier import normalize
 
@@ -60,11 +61,11 @@ def test_label_smoothing_shares_a_part_among_all_classes_before_labels_are_mixed
     config.label_smoothing, config.cutmix, config.data.flip = 0.2, 1.0, False
     batch = dict(image=np.zeros((2, 8, 8, 3), np.uint8), label=np.array([0, 1]), mask=np.ones(2), seed=np.zeros((2, 2)))
     batch["seed"] = batch["seed"].astype(np.int32)
-    label = preprocess.make_preprocess(config, normalize, 4)(batch, jax.random.key(0))["label"]
+    label = make_preprocess(config, normalize, 4)(batch, jax.random.key(0))["label"]
     share = (label[0, 0] - 0.05) / 0.8  # of the first image in itself
     assert 0 < share < 1
     np.testing.assert_allclose(label[0], [0.05 + 0.8 * share, 0.05 + 0.8 * (1 - share), 0.05, 0.05], rtol=1e-5)
-    np.testing.assert_allclose(augment.smooth(jnp.eye(4)[:1], 0.2), [[0.85, 0.05, 0.05, 0.05]], rtol=1e-6)
+    np.testing.assert_allclose(mix.smooth(jnp.eye(4)[:1], 0.2), [[0.85, 0.05, 0.05, 0.05]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("case", golden("mixup")[1]["cases"], ids=lambda case: f"p{case['p']}")
@@ -72,9 +73,9 @@ def test_mixing_equals_big_vision(case):
     arrays, config = golden("mixup")
     name = f"mixup_{config['cases'].index(case)}"
     for what in ("images", "labels"):
-        mixed = augment.mix(arrays[f"{name}/{what}"], case["lam"])
+        mixed = mix.mix(arrays[f"{name}/{what}"], case["lam"])
         np.testing.assert_allclose(mixed, arrays[f"{name}/mixed_{what}"], atol=1e-6)
-    rows = augment.mix(jnp.eye(case["batch"]), case["lam"])
+    rows = mix.mix(jnp.eye(case["batch"]), case["lam"])
     np.testing.assert_allclose(rows, arrays[f"{name}/mix_matrix"], atol=1e-6)
 
 
@@ -83,7 +84,7 @@ def test_mixup_draws_one_lambda_of_at_least_a_half_and_drops_pairs_with_padding(
     mask = jnp.array([1.0, 1.0, 0.0, 1.0])
     lams = []
     for seed in range(200):
-        mixed, mixed_label, mixed_mask = augment.mixup(jax.random.key(seed), 0.2, image, label, mask)
+        mixed, mixed_label, mixed_mask = mix.mixup(jax.random.key(seed), 0.2, image, label, mask)
         lam = mixed_label[0, 0]
         np.testing.assert_allclose(mixed_label, lam * label + (1 - lam) * jnp.roll(label, 1, axis=0), atol=1e-6)
         np.testing.assert_allclose(mixed[:, 0, 0], mixed_label, atol=1e-6)

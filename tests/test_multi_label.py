@@ -13,7 +13,8 @@ from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax import evals, train
-from vit_jax.data import pipeline, sources
+from vit_jax.data import pipeline
+from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from conftest import golden
 
-from vit_jax.data import ops
+from vit_jax.data import image_ops
 
 BIG_VISION, CONFIG = golden("pp_bigvision")
 VIT_JAX, VIT_JAX_CONFIG = golden("pp_vitjax")
@@ -14,36 +14,40 @@ CASES = {case["key"]: case for case in CONFIG["cases"]}
 
 
 def normalised(image):
-    return ops.value_range(image, -1, 1)
+    return image_ops.value_range(image, -1, 1)
 
 
 # big_vision's preprocessing strings, and the same by our functions.
 OURS = {
-    "resize(48)": lambda image: ops.resize(image, 48),
-    "resize((40, 56))": lambda image: ops.resize(image, (40, 56)),
-    "resize(48, antialias=True)": lambda image: ops.resize(image, 48, antialias=True),
-    'resize(48, method="bicubic")': lambda image: ops.resize(image, 48, "bicubic"),
-    'resize(48, method="bicubic", antialias=True)': lambda image: ops.resize(image, 48, "bicubic", True),
-    'resize(48, method="area")': lambda image: ops.resize(image, 48, "area"),
-    'resize(48, method="lanczos3", antialias=True)': lambda image: ops.resize(image, 48, "lanczos3", True),
-    "resize(48) on float32 image": lambda image: ops.resize(tf.cast(image, tf.float32), 48),
-    "resize_small(64)": lambda image: ops.resize_small(image, 64),
-    "resize_small(24)": lambda image: ops.resize_small(image, 24),
-    'resize_small(64, method="bilinear")': lambda image: ops.resize_small(image, 64, "bilinear"),
-    'resize_small(24, method="bilinear", antialias=True)': lambda image: ops.resize_small(image, 24, "bilinear", True),
-    'resize_small(24, method="lanczos3", antialias=True)': lambda image: ops.resize_small(image, 24, "lanczos3", True),
-    "resize_long(64)": lambda image: ops.resize_long(image, 64),
-    "central_crop()": ops.central_crop,
-    "central_crop(24)": lambda image: ops.central_crop(image, 24),
-    "central_crop((20, 31))": lambda image: ops.central_crop(image, (20, 31)),
-    "value_range(-1, 1)": lambda image: ops.value_range(image, -1, 1),
-    "value_range(0, 1)": lambda image: ops.value_range(image, 0, 1),
-    "value_range(-1, 1, 20, 200, True)": lambda image: ops.value_range(image, -1, 1, 20, 200, True),
-    "vgg_value_range": lambda image: ops.value_range(image, 0, 1, 255 * MEAN, 255 * (MEAN + STD)),
-    "resize_small(64)|central_crop(56)|value_range(-1, 1)": lambda image: normalised(
-        ops.central_crop(ops.resize_small(image, 64), 56)
+    "resize(48)": lambda image: image_ops.resize(image, 48),
+    "resize((40, 56))": lambda image: image_ops.resize(image, (40, 56)),
+    "resize(48, antialias=True)": lambda image: image_ops.resize(image, 48, antialias=True),
+    'resize(48, method="bicubic")': lambda image: image_ops.resize(image, 48, "bicubic"),
+    'resize(48, method="bicubic", antialias=True)': lambda image: image_ops.resize(image, 48, "bicubic", True),
+    'resize(48, method="area")': lambda image: image_ops.resize(image, 48, "area"),
+    'resize(48, method="lanczos3", antialias=True)': lambda image: image_ops.resize(image, 48, "lanczos3", True),
+    "resize(48) on float32 image": lambda image: image_ops.resize(tf.cast(image, tf.float32), 48),
+    "resize_small(64)": lambda image: image_ops.resize_small(image, 64),
+    "resize_small(24)": lambda image: image_ops.resize_small(image, 24),
+    'resize_small(64, method="bilinear")': lambda image: image_ops.resize_small(image, 64, "bilinear"),
+    'resize_small(24, method="bilinear", antialias=True)': lambda image: image_ops.resize_small(
+        image, 24, "bilinear", True
     ),
-    "resize(48)|value_range(-1, 1)": lambda image: normalised(ops.resize(image, 48)),
+    'resize_small(24, method="lanczos3", antialias=True)': lambda image: image_ops.resize_small(
+        image, 24, "lanczos3", True
+    ),
+    "resize_long(64)": lambda image: image_ops.resize_long(image, 64),
+    "central_crop()": image_ops.central_crop,
+    "central_crop(24)": lambda image: image_ops.central_crop(image, 24),
+    "central_crop((20, 31))": lambda image: image_ops.central_crop(image, (20, 31)),
+    "value_range(-1, 1)": lambda image: image_ops.value_range(image, -1, 1),
+    "value_range(0, 1)": lambda image: image_ops.value_range(image, 0, 1),
+    "value_range(-1, 1, 20, 200, True)": lambda image: image_ops.value_range(image, -1, 1, 20, 200, True),
+    "vgg_value_range": lambda image: image_ops.value_range(image, 0, 1, 255 * MEAN, 255 * (MEAN + STD)),
+    "resize_small(64)|central_crop(56)|value_range(-1, 1)": lambda image: normalised(
+        image_ops.central_crop(image_ops.resize_small(image, 64), 56)
+    ),
+    "resize(48)|value_range(-1, 1)": lambda image: normalised(image_ops.resize(image, 48)),
 }
 
 
@@ -78,7 +82,7 @@ def test_every_published_case_is_used():
 
 def test_values_are_clipped_only_when_asked_to():
     image = tf.constant(BIG_VISION["img/c"])
-    free, clipped = ops.value_range(image, -1, 1, 20, 200).numpy(), BIG_VISION["out/18/c"]
+    free, clipped = image_ops.value_range(image, -1, 1, 20, 200).numpy(), BIG_VISION["out/18/c"]
     assert free.min() < -1 and free.max() > 1
     np.testing.assert_allclose(np.clip(free, -1, 1), clipped, atol=1e-5)
 
@@ -87,7 +91,7 @@ def test_overshoot_of_bicubic_is_clipped():
     image = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))[:, :, None].astype(np.uint8)  # a chessboard
     free = tf.image.resize(tf.cast(image, tf.float32), (40, 40), "bicubic").numpy()
     assert free.min() < -5 and free.max() > 260
-    found = ops.resize(tf.constant(image), 40, "bicubic").numpy()
+    found = image_ops.resize(tf.constant(image), 40, "bicubic").numpy()
     np.testing.assert_array_equal(found, np.clip(free, 0, 255).astype(np.uint8))
 
 
@@ -97,23 +101,23 @@ def test_inception_crop_of_a_given_box(monkeypatch, number):
     top, left, height, width = case["box"]
     image = tf.constant(BIG_VISION[f"img/{case['image']}"])
     box = tf.constant([top, left, 0]), tf.constant([height, width, -1])
-    monkeypatch.setattr(ops, "inception_box", lambda shape, seed, area: box)
-    found = ops.inception_crop(image, case["size"], tf.constant([0, 0]), antialias=case["antialias"])
+    monkeypatch.setattr(image_ops, "inception_box", lambda shape, seed, area: box)
+    found = image_ops.inception_crop(image, case["size"], tf.constant([0, 0]), antialias=case["antialias"])
     assert_as_published(found, BIG_VISION[case["key"]])
 
 
 @pytest.mark.parametrize("name", "abcd")
 def test_as_published_by_vision_transformer_evaluation(name):
     image = tf.cast(VIT_JAX[f"img/{name}"], tf.float32)
-    assert_as_published(normalised(ops.resize(image, 48)), VIT_JAX[f"get_data/48/{name}"])
+    assert_as_published(normalised(image_ops.resize(image, 48)), VIT_JAX[f"get_data/48/{name}"])
 
 
 @pytest.mark.parametrize("name", "abd")
 def test_as_published_by_vision_transformer_preprocess(name):
     image = tf.constant(VIT_JAX[f"img/{name}"])
     levels = 2 / 255 + 1e-5  # one level of uint8, as above
-    assert_as_published(normalised(ops.resize(image, 48)), VIT_JAX[f"preprocess_images/48_False/{name}"], levels)
-    cropped = ops.central_crop(ops.resize_small(image, 48, "bilinear"), 48)
+    assert_as_published(normalised(image_ops.resize(image, 48)), VIT_JAX[f"preprocess_images/48_False/{name}"], levels)
+    cropped = image_ops.central_crop(image_ops.resize_small(image, 48, "bilinear"), 48)
     assert_as_published(normalised(cropped), VIT_JAX[f"preprocess_images/48_True/{name}"], levels)
 
 
@@ -133,7 +137,9 @@ def boxes(height: int, width: int, area) -> np.ndarray:
     Half-pixel bilinear resizing to 2 x 2 reads rows top + h / 4 - 1 / 2 and top + 3 h / 4 - 1 / 2.
     """
     image = coordinates(height, width)
-    crops = tf.function(lambda: tf.map_fn(lambda s: ops.inception_crop(image, 2, s, area), SEEDS, tf.float32))().numpy()
+    crops = tf.function(
+        lambda: tf.map_fn(lambda s: image_ops.inception_crop(image, 2, s, area), SEEDS, tf.float32)
+    )().numpy()
     low, high = crops[:, 0, 0], crops[:, 1, 1]
     size = 2 * (high - low)
     return np.round(np.concatenate([low - size / 4 + 0.5, size], axis=1), 3)
@@ -162,7 +168,9 @@ def test_inception_boxes_are_in_range(height, width, low, high):
 
 def test_inception_crop_is_a_function_of_its_seed():
     image = coordinates(50, 60)
-    one, same, other = (ops.inception_crop(image, (8, 12), tf.constant(seed)) for seed in ([3, 4], [3, 4], [3, 5]))
+    one, same, other = (
+        image_ops.inception_crop(image, (8, 12), tf.constant(seed)) for seed in ([3, 4], [3, 4], [3, 5])
+    )
     assert one.shape == (8, 12, 2)
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1
@@ -170,7 +178,7 @@ def test_inception_crop_is_a_function_of_its_seed():
 
 def test_flip_mirrors_half_of_the_images():
     image = coordinates(2, 3)
-    out = tf.function(lambda: tf.map_fn(lambda seed: ops.flip_lr(image, seed), SEEDS, tf.float32))().numpy()
+    out = tf.function(lambda: tf.map_fn(lambda seed: image_ops.flip_lr(image, seed), SEEDS, tf.float32))().numpy()
     flipped = out[:, 0, 0, 1] == 2
     np.testing.assert_array_equal(out, np.where(flipped[:, None, None, None], image[:, ::-1], image))
     assert abs(flipped.mean() - 0.5) < 4 * np.sqrt(0.25 / len(SEEDS))
@@ -178,7 +186,9 @@ def test_flip_mirrors_half_of_the_images():
 
 def test_random_crop_takes_every_window_equally_often():
     image = tf.cast(coordinates(6, 9), tf.uint8)
-    out = tf.function(lambda: tf.map_fn(lambda seed: ops.random_crop(image, (4, 6), seed), SEEDS, tf.uint8))().numpy()
+    out = tf.function(
+        lambda: tf.map_fn(lambda seed: image_ops.random_crop(image, (4, 6), seed), SEEDS, tf.uint8)
+    )().numpy()
     top, left = out[:, 0, 0].T.astype(int)
     windows = np.stack([image[y : y + 4, x : x + 6] for y, x in zip(top, left, strict=True)])
     np.testing.assert_array_equal(out, windows)
@@ -189,4 +199,4 @@ def test_random_crop_takes_every_window_equally_often():
 def test_reflect_pad_is_numpys():
     image = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
     wanted = np.pad(image, [(4, 4), (4, 4), (0, 0)], mode="reflect")
-    np.testing.assert_array_equal(ops.reflect_pad(tf.constant(image), 4), wanted)
+    np.testing.assert_array_equal(image_ops.reflect_pad(tf.constant(image), 4), wanted)

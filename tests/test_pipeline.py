@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax.data import order, pipeline, sources, to_device
-from vit_jax.data.source import Source
+from vit_jax.data import order, pipeline, to_device
+from vit_jax.data.sources import open as sources
+from vit_jax.data.sources.source import Source
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError

@@ -23,7 +23,9 @@ from PIL import Image
 from vit_jax import config as configs
 from vit_jax import train
 from vit_jax.data import __main__ as command
-from vit_jax.data import download, imagenet21k, prepare, shards, sources, writer
+from vit_jax.data.prepare import command as prepare
+from vit_jax.data.prepare import download, imagenet21k, shards, writer
+from vit_jax.data.sources import open as sources
 from vit_jax.errors import NegativeResult, UserError
 
 CLASSES = {"n01440764": 3, "n02084071": 4, "n15102894": 2}  # class -> images of the fake release

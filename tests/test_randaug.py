@@ -12,21 +12,23 @@ from conftest import golden
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image, ImageOps
 
-from vit_jax import randaug
+from vit_jax.data.augment import randaugment
 
 GOLDEN, CONFIG = golden("randaug_ops")
 WHOLE = "distort_image_with_randaugment"
 SNAKE = {"AutoContrast": "autocontrast", "SolarizeAdd": "solarize_add"}  # the others: in small letters
 GEOMETRIC = {  # (value, height, width) -> matrix
-    "rotate": randaug.rotation,
+    "rotate": randaugment.rotation,
     "shear_x": lambda v, h, w: (1, v, 0, 0, 1, 0),
     "shear_y": lambda v, h, w: (1, 0, 0, v, 1, 0),
     "translate_x": lambda v, h, w: (1, 0, v, 0, 1, 0),
     "translate_y": lambda v, h, w: (1, 0, 0, 0, 1, v),
 }
-SNAKE |= dict(zip(randaug.MATRICES, GEOMETRIC, strict=True))
-WAYS = [randaug.one_by_one, randaug.all_at_once]
-SIGNED = [(name, False) for name in randaug.OPS] + [(name, True) for name in randaug.MATRICES]  # (name, negative)
+SNAKE |= dict(zip(randaugment.MATRICES, GEOMETRIC, strict=True))
+WAYS = [randaugment.one_by_one, randaugment.all_at_once]
+SIGNED = [(name, False) for name in randaugment.OPS] + [
+    (name, True) for name in randaugment.MATRICES
+]  # (name, negative)
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -41,9 +43,9 @@ def apply(name: str, image, args, centre=None):
     """One operation by the name that it has in the golden file: uint8 [H, W, 3]."""
     if name in GEOMETRIC:
         matrix = GEOMETRIC[name](args[0], *image.shape[:2])
-        return randaug.unpack(randaug.project(randaug.pack(image[None]), matrix))[0]
+        return randaugment.unpack(randaugment.project(randaugment.pack(image[None]), matrix))[0]
     args = [args[0], jnp.array([centre])] if name == "cutout" else args[:1]  # the rest of args: the value that fills
-    return getattr(randaug, name)(jnp.asarray(image[None]), *args)[0]
+    return getattr(randaugment, name)(jnp.asarray(image[None]), *args)[0]
 
 
 @functools.cache
@@ -53,7 +55,7 @@ def jitted(way, magnitude: float):
 
 def every_operation(way, image, magnitude: float, centre=(13, 13)) -> dict:
     """(name, negative) -> the image after that operation alone."""
-    op = jnp.array([randaug.OPS.index(name) for name, _ in SIGNED])
+    op = jnp.array([randaugment.OPS.index(name) for name, _ in SIGNED])
     negative = jnp.array([negative for _, negative in SIGNED])
     images = jnp.asarray(np.broadcast_to(image, (len(SIGNED), *image.shape)))
     outs = jitted(way, magnitude)(images, op, negative, jnp.broadcast_to(jnp.array(centre), (len(SIGNED), 2)))
@@ -81,18 +83,18 @@ def test_single_operations_equal_golden(op):
 def test_table_equals_golden_randaugment(way, magnitude):
     outs = every_operation(way, GOLDEN["img/photo0"], magnitude)
     cases = [case for case in CONFIG["cases"] if case["op"] == WHOLE and case["magnitude"] == magnitude]
-    assert {case["forced_op"] for case in cases} == set(randaug.OPS) and len(cases) == len(randaug.OPS)
+    assert {case["forced_op"] for case in cases} == set(randaugment.OPS) and len(cases) == len(randaugment.OPS)
     for case in cases:
         name = case["forced_op"]
-        assert_same(outs[name, False], GOLDEN[case["key"]], case["key"], name in randaug.MATRICES)
+        assert_same(outs[name, False], GOLDEN[case["key"]], case["key"], name in randaugment.MATRICES)
 
 
 def test_optimised_code_rounds_products_before_sums():
     """The other tests run without the compiler's optimisation, so that nothing makes a fused multiply-add there."""
     base, value = (x.astype(np.uint8)[None, :, :, None] for x in np.indices((256, 256)))
-    factors = [randaug.enhance(m) for m in range(0, 31, 3)]
+    factors = [randaugment.enhance(m) for m in range(0, 31, 3)]
     run = jax.jit(
-        lambda base, value: [randaug.blend(base, value, factor) for factor in factors],
+        lambda base, value: [randaugment.blend(base, value, factor) for factor in factors],
         compiler_options={"xla_backend_optimization_level": 3},
     )
     away = value.astype(np.float32) - base
@@ -107,11 +109,11 @@ def test_arguments_by_magnitude_equal_golden(negative):
     entries = [entry for entry in CONFIG["level_to_arg"] if (entry["sign"] < 0) == negative]
     for entry in entries:
         name = entry["op"]
-        outs = every_operation(randaug.one_by_one, image, entry["magnitude"])
+        outs = every_operation(randaugment.one_by_one, image, entry["magnitude"])
         expected = np.asarray(apply(SNAKE.get(name, name.lower()), image, entry["args"], (13, 13)))
-        out = outs[name, negative and name in randaug.MATRICES]
-        assert_same(out, expected, str(entry), name in randaug.MATRICES)
-    assert len(entries) == 2 * len(randaug.OPS)
+        out = outs[name, negative and name in randaugment.MATRICES]
+        assert_same(out, expected, str(entry), name in randaugment.MATRICES)
+    assert len(entries) == 2 * len(randaugment.OPS)
 
 
 @pytest.mark.parametrize(("magnitude", "shape"), [(0.0, (37, 53)), (30.0, (53, 37)), (0.0, (2, 5)), (30.0, (1, 1))])
@@ -122,11 +124,11 @@ def test_both_ways_are_equal_at_odd_sizes_and_extreme_magnitudes(magnitude, shap
         assert_same(one[name], all_[name], f"{name}")
         assert one[name].shape == image.shape
     if magnitude == 0:
-        assert all((one[name] == image).all() for name in SIGNED if name[0] in [*randaug.MATRICES, "Cutout"])
+        assert all((one[name] == image).all() for name in SIGNED if name[0] in [*randaugment.MATRICES, "Cutout"])
 
 
 def test_both_ways_are_equal_for_many_images():
-    images, draws = jnp.asarray(noise(48, 9, 12)), randaug.choose(keys(48), 9, 12)
+    images, draws = jnp.asarray(noise(48, 9, 12)), randaugment.choose(keys(48), 9, 12)
     outs = [np.asarray(jitted(way, 5.0)(images, *draws)) for way in WAYS]
     assert_same(outs[0], outs[1], "48 images")
 
@@ -139,12 +141,12 @@ def test_constant_images(way):
         for name in ("AutoContrast", "Equalize", "Color", "Sharpness"):
             np.testing.assert_array_equal(outs[name, False], image)
         np.testing.assert_array_equal(outs["Invert", False], 255 - image)
-        assert (outs["TranslateX", False] == randaug.GREY).all()  # the image moved out of sight
+        assert (outs["TranslateX", False] == randaugment.GREY).all()  # the image moved out of sight
 
 
 def test_rotation_by_a_right_angle():
     image = noise(7, 7)
-    outs = every_operation(randaug.one_by_one, image, 30.0)
+    outs = every_operation(randaugment.one_by_one, image, 30.0)
     np.testing.assert_array_equal(outs["Rotate", False], np.rot90(image))
     np.testing.assert_array_equal(outs["Rotate", True], np.rot90(image, -1))
 
@@ -153,9 +155,9 @@ def test_histograms_and_lookups_of_tpu_and_other_devices_are_equal():
     value = noise(2, 700).swapaxes(1, 2)
     table = np.random.default_rng(1).integers(0, 256, (2, 3, 256))
     counts = [[np.bincount(channel, minlength=256) for channel in image] for image in value]
-    for histogram in (randaug.histogram_by_matmul, randaug.histogram_by_scatter):
+    for histogram in (randaugment.histogram_by_matmul, randaugment.histogram_by_scatter):
         np.testing.assert_array_equal(histogram(jnp.asarray(value)), counts)
-    for lookup in (randaug.lookup_by_matmul, randaug.lookup_by_gather):
+    for lookup in (randaugment.lookup_by_matmul, randaugment.lookup_by_gather):
         out = lookup(jnp.asarray(value), jnp.asarray(table))
         np.testing.assert_array_equal(out, np.take_along_axis(table, value.astype(int), -1))
 
@@ -176,7 +178,7 @@ def test_products_are_added_with_one_rounding():
     for weight in (np.float32(1) / np.float32(13), np.float32(5) / np.float32(13)):
         expected = (total.astype(np.float64) + np.float64(weight) * pixel).astype(np.float32)
         np.testing.assert_array_equal(
-            jax.jit(lambda t, p, w=weight: randaug.add_product(t, w, p))(total, pixel), expected
+            jax.jit(lambda t, p, w=weight: randaugment.add_product(t, w, p))(total, pixel), expected
         )
 
 
@@ -184,11 +186,11 @@ def test_products_are_added_with_one_rounding():
 def test_posterize_keeps_upper_bits(bits, kept):
     image = noise(1, 5, 6)
     step = 2 ** (8 - kept)
-    np.testing.assert_array_equal(randaug.posterize(jnp.asarray(image), bits), image // step * step)
+    np.testing.assert_array_equal(randaugment.posterize(jnp.asarray(image), bits), image // step * step)
 
 
 def test_choices_are_uniform_and_independent():
-    op, negative, centre = (np.asarray(x) for x in randaug.choose(keys(20_000), 6, 10))
+    op, negative, centre = (np.asarray(x) for x in randaugment.choose(keys(20_000), 6, 10))
     assert centre.dtype == np.int32 and centre.min() == 0 and tuple(centre.max(0)) == (5, 9)
     table = np.zeros((16, 2, 6, 10))
     np.add.at(table, (op, negative.astype(int), centre[:, 0], centre[:, 1]), 1)
@@ -200,28 +202,28 @@ def test_layers_choose_independently(monkeypatch):
     def number(image, op, negative, centre, m):
         return (image * 16 + op[:, None, None, None]).astype(jnp.uint8)
 
-    monkeypatch.setattr(randaug, "operate", number)
-    outs = randaug.randaugment(keys(8192), jnp.zeros([8192, 1, 1, 3], jnp.uint8), 2, 10.0)
+    monkeypatch.setattr(randaugment, "operate", number)
+    outs = randaugment.randaugment(keys(8192), jnp.zeros([8192, 1, 1, 3], jnp.uint8), 2, 10.0)
     pairs = np.bincount(np.asarray(outs)[:, 0, 0, 0], minlength=256)
     assert scipy.stats.chisquare(pairs).pvalue > 1e-3
 
 
 def test_operations_and_signs_are_uniform():
     image, count = noise(36, 40), 1536
-    names = {out.tobytes(): name for name, out in every_operation(randaug.one_by_one, image, 3.0).items()}
+    names = {out.tobytes(): name for name, out in every_operation(randaugment.one_by_one, image, 3.0).items()}
     del names[next(out for out, name in names.items() if name[0] == "Cutout")]
     assert len(names) == len(SIGNED) - 1  # what is none of these is a Cutout
-    run = jax.jit(lambda key, image: randaug.randaugment(key, image, 1, 3.0))
+    run = jax.jit(lambda key, image: randaugment.randaugment(key, image, 1, 3.0))
     outs = np.asarray(run(keys(count), np.broadcast_to(image, (count, *image.shape))))
     seen = collections.Counter(names.get(out.tobytes(), ("Cutout", False)) for out in outs)
-    expected = [count / (32 if name in randaug.MATRICES else 16) for name, _ in SIGNED]
+    expected = [count / (32 if name in randaugment.MATRICES else 16) for name, _ in SIGNED]
     assert scipy.stats.chisquare([seen[cell] for cell in SIGNED], expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_depends_on_key_and_pixels_only(way, monkeypatch):
-    monkeypatch.setattr(randaug, "operate", way)
-    run = jax.jit(lambda key, image: randaug.randaugment(key, image, 1, 2.0))
+    monkeypatch.setattr(randaugment, "operate", way)
+    run = jax.jit(lambda key, image: randaugment.randaugment(key, image, 1, 2.0))
     key, image = keys(16), jnp.asarray(noise(16, 20, 24))
     whole = np.asarray(run(key, image))
     assert (whole != image).any((1, 2, 3)).all() and len({out.tobytes() for out in whole}) >= 14
@@ -230,11 +232,11 @@ def test_depends_on_key_and_pixels_only(way, monkeypatch):
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     sharded = jax.device_put((key, image), sharding)
     np.testing.assert_array_equal(run(*sharded), whole)
-    if way == randaug.all_at_once:
+    if way == randaugment.all_at_once:
         text = run.lower(*sharded).compile().as_text()
         assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
 
 
 def test_no_layers_change_nothing():
     image = jnp.asarray(noise(2, 5, 6))
-    np.testing.assert_array_equal(randaug.randaugment(keys(2), image, 0, 10.0), image)
+    np.testing.assert_array_equal(randaugment.randaugment(keys(2), image, 0, 10.0), image)

@@ -9,7 +9,7 @@ from test_models import COUNTS
 
 from vit_jax import config as configs
 from vit_jax import train
-from vit_jax.data import catalog
+from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt
 

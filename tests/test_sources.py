@@ -16,8 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vit_jax import config as configs
-from vit_jax.data import images, pipeline, sources, splits
-from vit_jax.data.source import with_classes
+from vit_jax.data import images, pipeline
+from vit_jax.data.sources import open as sources
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.source import with_classes
 from vit_jax.errors import UserError
 
 FORMATS = ("tfrecord", "array_record")

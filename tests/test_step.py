@@ -13,7 +13,8 @@ from test_optim import settings
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import optim, preprocess, step
+from vit_jax import optim, step
+from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models.classifier import normalize
@@ -26,7 +27,7 @@ def preprocessing(num_classes=10, mixup=0.0):
     """Normalisation and mixing as in a run, without augmentation."""
     config = configs.defaults()
     config.mixup, config.data.flip = mixup, False
-    return preprocess.make_preprocess(config, normalize, num_classes)
+    return make_preprocess(config, normalize, num_classes)
 
 
 def build(model, tx, schedule, mixup=0.0, **options):

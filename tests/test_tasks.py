@@ -11,9 +11,12 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 import vtab_spec
 
-from vit_jax.data import images, labels, sprites, task_fingerprint, task_source, tasks, tfds_order
-from vit_jax.data.tasks import VTAB
+from vit_jax.data import images
+from vit_jax.data.sources import tfds_labels, vtab_tasks
+from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import UserError
+from vit_jax.vtab import fingerprint, sprites
 
 NAMES = tuple(VTAB)
 
@@ -45,7 +48,7 @@ def found_positions(counts, expression: str) -> list[tuple[str, int, int]]:
 def test_the_tasks_are_those_of_vtab():
     assert tuple(vtab_spec.FULL) == NAMES and len(NAMES) == 19
     groups = [task.group for task in VTAB.values()]
-    assert [groups.count(group) for group in tasks.GROUPS] == [7, 4, 8]
+    assert [groups.count(group) for group in vtab_tasks.GROUPS] == [7, 4, 8]
     assert sum(task.splits["test"][1] for task in VTAB.values()) == 387_904
 
 
@@ -66,14 +69,14 @@ def features_of(task):
 
 
 def rule_of(task, features):
-    return labels.RULES.get(task.label) or labels.of_feature(features, task.label)
+    return tfds_labels.RULES.get(task.label) or tfds_labels.of_feature(features, task.label)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_and_images_are_those_of_the_specification(name):
     task, rng = VTAB[name], np.random.default_rng(0)
     features = features_of(task)
-    parse = tf.function(labels.make_parse(features, "image", rule_of(task, features), task.scale))
+    parse = tf.function(tfds_labels.make_parse(features, "image", rule_of(task, features), task.scale))
     assert len(rule_of(task, features).names) == task.num_classes
     seen = set()
     for _ in range(60):
@@ -97,7 +100,7 @@ def test_labels_and_images_are_those_of_the_specification(name):
 def test_values_at_thresholds_belong_to_the_lower_bin():
     def clevr(depth):
         objects = dict(pixel_coords=tf.constant([[0.0, 0.0, depth], [0.0, 0.0, 150.0]]))
-        return int(labels.clevr_distance(dict(objects=objects)))
+        return int(tfds_labels.clevr_distance(dict(objects=objects)))
 
     above = np.nextafter(np.float32(8.0), np.float32(9.0))
     depths = (7.9, 8.0, above, 8.5, 8.6, 9.0, 9.5, 10.0, 10.1, 100.0)
@@ -106,7 +109,7 @@ def test_values_at_thresholds_belong_to_the_lower_bin():
     def kitti(objects):
         kinds, depths = [kind for kind, _ in objects], [[0.0, 0.0, depth] for _, depth in objects]
         location = tf.reshape(tf.constant(depths, tf.float32), [-1, 3])
-        return int(labels.kitti_distance(dict(objects=dict(type=tf.constant(kinds, tf.int64), location=location))))
+        return int(tfds_labels.kitti_distance(dict(objects=dict(type=tf.constant(kinds, tf.int64), location=location))))
 
     # The first five are the examples in the tests of task_adaptation.
     given = [[(0, 1.0)], [(0, 10.0)], [(0, 30.0)], [(4, 30.0)], [(1, 30.0), (2, 1.0)]]
@@ -116,7 +119,7 @@ def test_values_at_thresholds_belong_to_the_lower_bin():
 
 def test_classes_of_dsprites_are_merged_as_published():
     def merged(name, classes):
-        rule = labels.RULES[name]
+        rule = tfds_labels.RULES[name]
         return [int(rule.label({rule.keys[0]: tf.constant(i, tf.int64)})) for i in range(classes)]
 
     assert merged("dsprites_label_x_position", 32) == [i // 2 for i in range(32)]
@@ -149,7 +152,7 @@ def keys_in_order(name: str, split: str) -> list[str]:
     count = vtab_spec.FULL[name][2][split]
     form = {"patch_camelyon": f"{split[:5]}_{{}}", "clevr_count_all": f"CLEVR_{split[:5]}_{{:06}}.png"}.get(name, "{}")
     keys = [form.format(i) for i in range(count)]
-    return [keys[i] for i in tfds_order.order(split, keys)]
+    return [keys[i] for i in sprites.order(split, keys)]
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -160,7 +163,7 @@ def test_the_manifest_follows_from_the_order_of_tfds(name):
     train800, val200 = keys_in_order(name, "train")[:800], keys_in_order(name, where)[start : start + 200]
     assert (train800[:3], val200[:3]) == (first.split(), second.split())
     digests = tuple(hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16] for keys in (train800, val200))
-    assert task_fingerprint.MANIFEST[VTAB[name].builder] == digests
+    assert fingerprint.MANIFEST[VTAB[name].builder] == digests
 
 
 def test_the_manifest_of_sun397_follows_from_the_lists_of_tfds():
@@ -168,25 +171,25 @@ def test_the_manifest_of_sun397_follows_from_the_lists_of_tfds():
     found = {}
     for part, split in (("train", "tr"), ("validation", "va")):
         text = (folder / f"sun397_tfds_{split}.txt").read_text().split()
-        found[part] = [text[i] for i in tfds_order.order(part, text)]
+        found[part] = [text[i] for i in sprites.order(part, text)]
     keys = found["train"][:800], found["validation"][:200]
     digests = tuple(hashlib.sha256("\n".join(part).encode()).hexdigest()[:16] for part in keys)
-    assert task_fingerprint.MANIFEST["sun397/tfds"] == digests
+    assert fingerprint.MANIFEST["sun397/tfds"] == digests
 
 
 def test_keys_are_read_from_the_features_that_tell_them():
     def key(builder, **example):
-        return task_fingerprint.key_of(builder, {name: np.asarray(value) for name, value in example.items()})
+        return fingerprint.key_of(builder, {name: np.asarray(value) for name, value in example.items()})
 
     named = {name: value.encode() for name, value in dict(a="train_00042", b="train_251464").items()}
-    assert task_fingerprint.key_of("cifar100", dict(id=named["a"])) == "42"
-    assert task_fingerprint.key_of("patch_camelyon", dict(id=named["b"])) == "train_251464"
-    assert task_fingerprint.key_of("eurosat/rgb", dict(filename=b"Forest_687.jpg")) == "Forest_Forest_687.jpg"
+    assert fingerprint.key_of("cifar100", dict(id=named["a"])) == "42"
+    assert fingerprint.key_of("patch_camelyon", dict(id=named["b"])) == "train_251464"
+    assert fingerprint.key_of("eurosat/rgb", dict(filename=b"Forest_687.jpg")) == "Forest_Forest_687.jpg"
     long = "dense_residential_068.jpg"
-    assert task_fingerprint.key_of("resisc45", dict(filename=long.encode())) == f"dense_residential_{long}"
-    latents = dict(zip(task_fingerprint.FACTORS, (2, 5, 39, 31, 30), strict=True))
+    assert fingerprint.key_of("resisc45", dict(filename=long.encode())) == f"dense_residential_{long}"
+    latents = dict(zip(fingerprint.FACTORS, (2, 5, 39, 31, 30), strict=True))
     assert key("dsprites", **latents) == str(737_279 - 1)
-    assert task_fingerprint.key_of("smallnorb", {}) is None
+    assert fingerprint.key_of("smallnorb", {}) is None
 
 
 # --- what lies on disk ------------------------------------------------------------------------------------------------
@@ -201,19 +204,19 @@ def records(name: str, split: str, count: int) -> list[bytes]:
 
 def test_the_states_of_data_on_disk(tmp_path):
     pets, where = VTAB["oxford_iiit_pet"], str(tmp_path)
-    assert task_source.find(pets, where).state == "missing"
-    assert task_source.find(VTAB["resisc45"], where).state == "manual"
+    assert vtab_source.find(pets, where).state == "missing"
+    assert vtab_source.find(VTAB["resisc45"], where).state == "manual"
     mocked_tfds.write("oxford_iiit_pet:4.0.0", where, dict(train=3_680, test=3_668))
-    found = task_source.find(pets, where)
+    found = vtab_source.find(pets, where)
     assert found.state == "wrong count" and "3,668 examples, not 3,669" in found.detail
     mocked_tfds.write("oxford_iiit_pet:4.0.0", where, dict(train=3_680, test=3_669))
-    found = task_source.find(pets, where)
+    found = vtab_source.find(pets, where)
     assert found.state == "ready" and not found.is_generated
     next(found.builder.data_path.glob("*-test.*")).unlink()
-    found = task_source.find(pets, where)
+    found = vtab_source.find(pets, where)
     assert found.state == "missing files" and "1 of 2, the first is" in found.detail
     mocked_tfds.write("kitti:3.3.0", where, dict(train=6_347, validation=423, test=711))
-    found = task_source.find(VTAB["kitti_closest_vehicle_distance"], where)
+    found = vtab_source.find(VTAB["kitti_closest_vehicle_distance"], where)
     assert found.state == "wrong version" and "3.3.0" in found.detail
 
 
@@ -222,19 +225,19 @@ def test_an_example_that_tfds_leaves_out_today_is_known_and_no_other(tmp_path):
     for count, state in ((76_127, "ready"), (76_126, "wrong count")):
         where = str(tmp_path / str(count))
         mocked_tfds.write("sun397/tfds:4.0.0", where, dict(train=count, test=21_750, validation=10_875))
-        assert task_source.find(sun, where).state == state
+        assert vtab_source.find(sun, where).state == state
 
 
 def test_a_part_is_opened_by_its_name_and_reads_the_right_records(tmp_path):
     own = records("oxford_iiit_pet:4.0.0", "train", 40)
     mocked_tfds.write("oxford_iiit_pet:4.0.0", str(tmp_path), dict(train=3_680, test=3_669), dict(train=own, test=own))
-    found = task_source.find(VTAB["oxford_iiit_pet"], str(tmp_path))
-    source = task_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "train800val200")
+    found = vtab_source.find(VTAB["oxford_iiit_pet"], str(tmp_path))
+    source = vtab_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "train800val200")
     assert source.num_examples == 1_000
     wanted = [*range(800), *range(2_944, 3_144)]
     assert source.read([0, 799, 800, 999]) == [own[wanted[i] % 40] for i in (0, 799, 800, 999)]
     with pytest.raises(UserError, match=r"has no part 'valid'.*train800"):
-        task_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "valid")
+        vtab_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "valid")
 
 
 # --- sprites ----------------------------------------------------------------------------------------------------------
@@ -276,9 +279,9 @@ def test_sprites_move_and_turn_as_their_latents_say():
 
 def test_generated_data_say_so_and_are_counted(few_sprites):
     task = VTAB["dsprites_label_orientation"]
-    found = task_source.find(task, str(few_sprites / "generated"))
+    found = vtab_source.find(task, str(few_sprites / "generated"))
     assert (
         found.is_generated
         and found.state == "wrong count"
-        and task_source.find(task, str(few_sprites)).state == "missing"
+        and vtab_source.find(task, str(few_sprites)).state == "missing"
     )

@@ -8,7 +8,7 @@ import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vit_jax import three_augment
+from vit_jax.data.augment import three_augment
 
 ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 

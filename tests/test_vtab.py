@@ -17,10 +17,10 @@ from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax import train
 from vit_jax.data import __main__ as data_command
-from vit_jax.data.tasks import VTAB
+from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
 from vit_jax.vtab import __main__ as command
-from vit_jax.vtab import finetune, protocol, report, suite
+from vit_jax.vtab import protocol, report, suite, trainer
 
 ROOT = pathlib.Path(__file__).parent.parent
 TASKS = "dtd,oxford_iiit_pet,kitti_closest_vehicle_distance"
@@ -56,18 +56,18 @@ def load(small, *overrides):
     return configs.load(f"{small}/small.py", [f"--config.data.data_dir={small}/data", *overrides])
 
 
-def examples(count: int, rows: int, size: int, windows=True, mirrors=True, classes=3) -> finetune.Examples:
+def examples(count: int, rows: int, size: int, windows=True, mirrors=True, classes=3) -> trainer.Examples:
     """Images whose pixels tell their number and place."""
-    side = finetune.larger(size)
+    side = trainer.larger(size)
     row, column = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     number = np.arange(rows)[:, None, None]
     image = np.stack(np.broadcast_arrays(number, row, column), -1).astype(np.uint8)
     facts = map(jnp.asarray, (np.int32(count), np.int32(classes), windows, mirrors))
-    return finetune.Examples(jnp.asarray(image), jnp.arange(rows) % classes, *facts)
+    return trainer.Examples(jnp.asarray(image), jnp.arange(rows) % classes, *facts)
 
 
 def drawn(held, batch_size: int, size: int, steps, seed=0):
-    draw = jax.jit(finetune.draw, static_argnums=(1, 2))
+    draw = jax.jit(trainer.draw, static_argnums=(1, 2))
     return [jax.device_get(draw(held, batch_size, size, np.int32(seed), np.int32(number))) for number in steps]
 
 
@@ -89,7 +89,7 @@ def test_a_batch_may_be_larger_than_the_data():
 
 
 def test_windows_and_mirrors_are_those_that_a_task_allows():
-    size, side = 12, finetune.larger(12)
+    size, side = 12, trainer.larger(12)
     for windows in (True, False):
         for mirrors in (True, False):
             batches = drawn(examples(20, 20, size, windows, mirrors), 16, size, range(20))
@@ -116,11 +116,11 @@ def tuned(config, classes: int, head: int, steps: int):
     model = train.make_model(config, head)
     with jax.set_mesh(mesh):
         params = jax.jit(states.init_params, static_argnums=0)(model, 0)
-        tuner = finetune.Finetuner(config, model, lambda seed: params, mesh, 24)
+        tuner = trainer.Finetuner(config, model, lambda seed: params, mesh, 24)
         rng = np.random.default_rng(0)
         image = rng.integers(0, 255, (24, 14, 14, 3), np.uint8)
         held = tuner.examples(image, rng.integers(0, classes, 24).astype(np.int32), classes, True, True)
-        return jax.device_get(tuner.train(held, finetune.Setting(0.05, steps, 7)))
+        return jax.device_get(tuner.train(held, trainer.Setting(0.05, steps, 7)))
 
 
 def test_classes_that_a_task_has_not_change_nothing(small):
@@ -136,7 +136,7 @@ def test_classes_that_a_task_has_not_change_nothing(small):
 
 def test_schedules_are_stretched_with_the_number_of_steps():
     config = configs.load(f"{ROOT}/configs/vtab.py:lightweight")
-    found = finetune.stretched(config, 10_000)
+    found = trainer.stretched(config, 10_000)
     assert found["warmup_steps"] == 800
     assert found["stairs"] == ((3_000, 0.1), (6_000, 0.01), (9_000, 0.001))
 
@@ -356,7 +356,7 @@ def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path,
             dict(top1=0.1 * place if len(all_params) == 4 else 0.5, count=count) for place in range(len(all_params))
         ]
 
-    monkeypatch.setattr(finetune.Finetuner, "evaluate", evaluate)
+    monkeypatch.setattr(trainer.Finetuner, "evaluate", evaluate)
     flags = ["--config.vtab.lrs=(0.01, 0.03, 1e6)", "--config.vtab.steps=(4, 5)", "--config.vtab.seeds=1"]
     flags += ["--config.optim.grad_clip_norm=0.0", "--config.max_skipped=1"]
     assert run(small, tmp_path, "--tasks=dtd", *flags) == 0

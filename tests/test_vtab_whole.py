@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from test_vtab import ROOT, SMALL
 
-from vit_jax.data.tasks import VTAB
+from vit_jax.data.sources.vtab_tasks import VTAB
 
 pytestmark = pytest.mark.slow
 

@@ -56,7 +56,9 @@ def open_all(
       class_names, num_classes: of the model; those of a classification are matched with them.
       folder: where examples that are skipped are listed.
     """
-    from vit_jax.data import eval_cache, pipeline, source, sources, to_device
+    from vit_jax.data import eval_cache, pipeline, to_device
+    from vit_jax.data.sources import open as sources
+    from vit_jax.data.sources import source
 
     cache, parts = eval_cache.EvalCache(config.data.eval_cache_gib), {}
 

@@ -47,7 +47,8 @@ def make_step(model, top_k: int, is_multi_label: bool):
 
 def batches_of(model, listing, count: int, rows: int) -> Iterator[dict]:
     """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what can't be read."""
-    from vit_jax.data import pipeline, source
+    from vit_jax.data import pipeline
+    from vit_jax.data.sources import source
 
     crop = dict(crop="central", fraction=model.crop) if model.crop else dict(crop="resize")
     method = model.interpolation if model.interpolation in ("bilinear", "bicubic") else "bilinear"
@@ -65,14 +66,14 @@ def predict(weights: pretrained.Weights, given: Sequence[str], top_k: int, image
     Raises:
       UserError: a path does not exist, or the weights can't do this.
     """
-    from vit_jax.data import paths
+    from vit_jax.data.sources import file_list
 
     model, params = pretrained.build(weights, image_size=image_size)
     if top_k and not model.num_classes:
         raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
     if model.image_size[0] != model.image_size[1]:
         raise UserError(f"{weights.path} is for images of {model.image_size}: only square ones are predicted")
-    found, listing = paths.load(given)
+    found, listing = file_list.load(given)
     mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size
     step = make_step(model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent"))

@@ -2,7 +2,7 @@
 
 import jax
 
-from vit_jax.data import catalog
+from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.models.flops import model_flops
 from vit_jax.weights import scan_layout

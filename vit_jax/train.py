@@ -13,11 +13,12 @@ from collections.abc import Callable
 import jax
 from etils import epath
 
-from vit_jax import cli, evals, metrics, optim, perf, preprocess, soundness, step, summary, workdir
+from vit_jax import cli, evals, metrics, optim, perf, soundness, step, summary, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.checkpoints.manager import Checkpointer
-from vit_jax.data import catalog
+from vit_jax.data.augment.batch import make_preprocess
+from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, preemption, preflight, processes, runtime, sharding, watchdog
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted, UserError
@@ -38,7 +39,7 @@ def due(number: int, every: int, total: int) -> bool:
 
 def open_training_data(config):
     """Opens the training split; returns (source, facts)."""
-    from vit_jax.data import sources
+    from vit_jax.data.sources import open as sources
 
     source = sources.open_training(config.data)
     return source, catalog.found(config, source)
@@ -116,7 +117,7 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         tx,
         schedule,
         loss=config.loss,
-        preprocess=preprocess.make_preprocess(config, model.normalize, model.num_classes),
+        preprocess=make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
         prng=config.prng,
         accum_steps=config.accum_steps,

@@ -179,7 +179,8 @@ KINDS = {
 
 def pixels_of(root: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[int, str]]:
     """(pixels by path, reasons of those skipped by path) that a pass over a folder gives."""
-    from vit_jax.data import pipeline, sources
+    from vit_jax.data import pipeline
+    from vit_jax.data.sources import open as sources
 
     source = sources.open_source(f"folder:{root}", "train", "")
     data = ml_collections.ConfigDict(dict(crop="resize", method=""))

@@ -15,6 +15,11 @@ COMMANDS = {
     "check": "whether every data set of the config is there and sound",
     "prepare": "download, convert or shrink data sets",
 }
+MODULES = {
+    "show": "vit_jax.data.show",
+    "check": "vit_jax.data.check",
+    "prepare": "vit_jax.data.prepare.command",
+}
 
 
 def add_arguments(command: str, parser) -> None:
@@ -50,7 +55,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be text that a terminal can show
         logging.getLogger("absl").setLevel(logging.ERROR)
         with cli.logging_to(None):
-            result = importlib.import_module(f"vit_jax.data.{args.command}").run(config, args)
+            result = importlib.import_module(MODULES[args.command]).run(config, args)
         cli.write(args.json, result)
         if not result.get("ready", True):
             raise errors.NegativeResult(result["summary"])

@@ -15,8 +15,11 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from vit_jax import perf, preprocess, train
-from vit_jax.data import catalog, images, pipeline, sources, to_device
+from vit_jax import perf, train
+from vit_jax.data import images, pipeline, to_device
+from vit_jax.data.augment.batch import make_preprocess
+from vit_jax.data.sources import catalog
+from vit_jax.data.sources import open as sources
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
@@ -96,7 +99,7 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     batch = next(host.batches())
     rows, wanted = sharding.local_rows(mesh, size), {key: batch[key] for key in ("image", "label", "mask", "seed")}
     model = train.make_model(config, host.source.num_classes)
-    prepare = jax.jit(preprocess.make_preprocess(config, model.normalize, model.num_classes))
+    prepare = jax.jit(make_preprocess(config, model.normalize, model.num_classes))
     key, placed = jax.random.key(0), to_device.global_batch(wanted, mesh, rows, size)
     jax.block_until_ready(prepare(placed, key))
     transfer, device = [], []

@@ -13,7 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vit_jax.data import catalog, index, pipeline, prepared, source, sources, storage, task_source, tasks
+from vit_jax.data import pipeline
+from vit_jax.data.sources import catalog, index_cache, source, storage, vtab_tasks
+from vit_jax.data.sources import open as sources
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.errors import UserError, one_line
 
 SHOWN = 64  # images of a contact sheet, eight in a row
@@ -35,12 +39,12 @@ def overview(name: str, data_dir: str) -> dict:
     if (listing := catalog.listing(name)) is not None:
         where, version = name.partition(":")[2] or "scikit-learn", listing.fingerprint
         return dict(where=where, version=version, splits={key: len(part) for key, part in listing.splits.items()})
-    if name.startswith(tasks.PREFIX):
-        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
-        builder = task_source.find(task, data_dir).builder
+    if name.startswith(vtab_tasks.PREFIX):
+        task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
+        builder = vtab_source.find(task, data_dir).builder
         counts = {part: count for part, (_, count) in task.splits.items()}
         return dict(where=str(builder.data_dir), version=str(builder.version), splits=counts)
-    builder = prepared.builder_of(name, data_dir)
+    builder = tfds_source.builder_of(name, data_dir)
     counts = {key: part.num_examples for key, part in builder.info.splits.items()}
     return dict(where=str(builder.data_dir), version=str(builder.info.version), splits=counts)
 
@@ -61,7 +65,7 @@ def sheet_path(folder: str, *parts: str) -> pathlib.Path:
     """The file of a contact sheet; a name that is too long is cut, and a hash keeps it apart from others."""
     stem = re.sub(r"[^\w.-]+", "_", "_".join(parts)).strip("_")
     if len(encoded := stem.encode()) > LONGEST_NAME:
-        stem = f"{encoded[: LONGEST_NAME - 20].decode(errors='ignore')}_{index.digest(stem)[:8]}"
+        stem = f"{encoded[: LONGEST_NAME - 20].decode(errors='ignore')}_{index_cache.digest(stem)[:8]}"
     return pathlib.Path(folder) / f"{stem}.png"
 
 

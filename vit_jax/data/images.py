@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from vit_jax.data import ops
+from vit_jax.data import image_ops
 
 MAX_PIXELS = 178_956_970  # of an image; Pillow's limit, which it takes for an attack
 SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.07118 section 3.3)
@@ -35,7 +35,7 @@ def number(encoded, position: int, count: int, first: str = "big"):
 
 def check_pixels(count):
     """Refuses an image that would fill the memory, by what its header says; an operation to depend on."""
-    return ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
+    return image_ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
 
 
 def jpeg_shape(encoded):
@@ -85,7 +85,7 @@ def shape_of(encoded):
 
 def inception_window(shape, seed, area_min: float):
     """(y, x, height, width) of a random box in an image of `shape`, int32 [4]."""
-    begin, extent = ops.inception_box(shape, seed, (area_min, 1.0))
+    begin, extent = image_ops.inception_box(shape, seed, (area_min, 1.0))
     return tf.stack([begin[0], begin[1], extent[0], extent[1]])
 
 
@@ -109,7 +109,7 @@ def window(data, size: int) -> Callable:
     the image itself for data.crop=inception, else of what it is resized (and padded) to."""
 
     def corner(shape, seed):
-        return tf.concat([ops.random_window(shape, size, seed), [size, size]], axis=0)
+        return tf.concat([image_ops.random_window(shape, size, seed), [size, size]], axis=0)
 
     def simple(shape, seed):
         ratio = tf.cast(size / tf.reduce_min(shape[:2]), tf.float32)
@@ -135,14 +135,16 @@ def train_image(data, size: int) -> Callable:
     how = dict(method=data.method, antialias=data.method == "bicubic")
 
     def simple(encoded, seed):
-        image = ops.resize_small(decode(encoded), size, **how)
-        return ops.random_crop(ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
+        image = image_ops.resize_small(decode(encoded), size, **how)
+        return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
     crops = dict(
-        inception=lambda encoded, seed: ops.resize(decode_box(encoded, seed, data.area_min), size, **how),
-        random=lambda encoded, seed: ops.random_crop(ops.resize(decode(encoded), larger(size), **how), size, seed),
+        inception=lambda encoded, seed: image_ops.resize(decode_box(encoded, seed, data.area_min), size, **how),
+        random=lambda encoded, seed: image_ops.random_crop(
+            image_ops.resize(decode(encoded), larger(size), **how), size, seed
+        ),
         simple=simple,
-        resize=lambda encoded, seed: ops.resize(decode(encoded), size, **how),
+        resize=lambda encoded, seed: image_ops.resize(decode(encoded), size, **how),
     )
     return crops[data.crop]
 
@@ -154,7 +156,9 @@ def eval_image(data, size: int) -> Callable:
 
     def image(encoded, seed):
         if data.crop == "central":
-            return ops.central_crop(ops.resize_small(decode(encoded), round(size / data.fraction), **how), size)
-        return ops.resize(decode(encoded), size, **how)
+            return image_ops.central_crop(
+                image_ops.resize_small(decode(encoded), round(size / data.fraction), **how), size
+            )
+        return image_ops.resize(decode(encoded), size, **how)
 
     return image

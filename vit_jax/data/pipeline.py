@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import images, ops, order
+from vit_jax.data import image_ops, images, order
 from vit_jax.data.skipped import Skipped
-from vit_jax.data.source import Source
-from vit_jax.data.stages import Stages
+from vit_jax.data.sources.source import Source
+from vit_jax.data.stage_times import Stages
 from vit_jax.errors import UserError, one_line
 
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
@@ -67,7 +67,7 @@ class Pipeline:
         encoded, label = self.source.parse(item["record"], item["index"])
         lowest = -1 if self.source.set_size else 0
         inside = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
-        known = ops.require(inside, "the label is no class:", label)
+        known = image_ops.require(inside, "the label is no class:", label)
         label = tf.ensure_shape(label, self.label_shape())
         image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
         with tf.control_dependencies([image, known]):

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from vit_jax import augment, preprocess
-from vit_jax.data import images, order, sources
+from vit_jax.data import images, order
+from vit_jax.data.augment.batch import FLIP, flips, keys
+from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError, one_line
 
 LAST_STEP = 2**31 - 1
@@ -57,9 +58,7 @@ def step(config, source, number: int) -> dict:
         ids=found["index"].tolist(),
         seeds=found["seed"].tolist(),
         crop=windows(config, source, found["index"], found["seed"]),
-        flip=np.asarray(augment.flips(preprocess.keys(found["seed"], preprocess.FLIP))).tolist()
-        if data.flip
-        else [False] * len(rows),
+        flip=np.asarray(flips(keys(found["seed"], FLIP))).tolist() if data.flip else [False] * len(rows),
         names=[source.describe(i) for i in found["index"].tolist()],
     )
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.data.stages import Stages
+from vit_jax.data.stage_times import Stages
 from vit_jax.distributed import sharding
 
 

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from vit_jax import state as states
 from vit_jax import train
-from vit_jax.data import catalog, to_device
+from vit_jax.data import to_device
+from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.plan import topology

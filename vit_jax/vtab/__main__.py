@@ -13,7 +13,7 @@ import jax
 
 from vit_jax import cli, errors, workdir
 from vit_jax import config as configs
-from vit_jax.data.tasks import VTAB, vtab
+from vit_jax.data.sources.vtab_tasks import VTAB, vtab
 from vit_jax.distributed import processes, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax.data.tasks import VTAB
+from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import NegativeResult, UserError, one_line
-from vit_jax.vtab import data
+from vit_jax.vtab import task_data
 
 log = logging.getLogger("vit_jax.vtab")
 
@@ -25,7 +25,7 @@ def size_of(builder_name: str, builder) -> str:
 
 
 def what_to_do(name: str, found, data_dir: str) -> str:
-    """Of data that were looked for, `data.task_source.Found`."""
+    """Of data that were looked for, `data.sources.vtab.Found`."""
     task, builder = VTAB[name], found.builder
     where = f" --config.data.data_dir={data_dir}" if data_dir else ""
     command = f"python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks={name}{where}"
@@ -45,7 +45,7 @@ def check(config, names: Sequence[str]) -> dict[str, dict]:
     rows = {}
     for name in names:
         try:
-            found = data.locate(name, config)
+            found = task_data.locate(name, config)
             rows[name] = dict(state=found.state, detail=what_to_do(name, found, config.data.data_dir), fingerprint=None)
             if found.state == "ready":
                 rows[name] |= of_ready(name, found)
@@ -56,10 +56,10 @@ def check(config, names: Sequence[str]) -> dict[str, dict]:
 
 def of_ready(name: str, found) -> dict:
     """The state of data that are there with the right counts, after a look at the 1,000 examples."""
-    from vit_jax.data import task_fingerprint
+    from vit_jax.vtab import fingerprint as fingerprints
 
     where = name, VTAB[name], found
-    fingerprint = task_fingerprint.ids(*where) | dict(pixels=task_fingerprint.pixels(*where))
+    fingerprint = fingerprints.ids(*where) | dict(pixels=fingerprints.pixels(*where))
     state = dict(state="ready", fingerprint=fingerprint)
     if fingerprint["is_known"] is False:
         state |= dict(state="other examples", detail=f"{found.detail}: the 1,000 examples are not those of VTAB-1k")
@@ -84,18 +84,20 @@ def prepare(config, names: Sequence[str]) -> None:
     Raises:
       NegativeResult: some could not be prepared; the log says why.
     """
-    from vit_jax.data import download, sprites
+    from vit_jax.data.prepare import download
+    from vit_jax.data.sources import tfds as tfds_source
+    from vit_jax.vtab import sprites
 
     problems = {}
     for name in names:
         try:
-            found = data.locate(name, config)
+            found = task_data.locate(name, config)
             if found.state in ("missing", "manual", "wrong version"):
                 if config.vtab.generated and VTAB[name].builder == "dsprites":
-                    sprites.write(config.data.data_dir or download.default_data_dir())
+                    sprites.write(config.data.data_dir or tfds_source.default_data_dir())
                 else:
                     download.prepare_builder(found.builder, VTAB[name].builder)
-                found = data.locate(name, config)
+                found = task_data.locate(name, config)
             if found.state != "ready":
                 raise NegativeResult(f"{found.state}: {what_to_do(name, found, config.data.data_dir)}")
         except UserError as error:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
-from vit_jax.data.tasks import GROUPS, VTAB
+from vit_jax.data.sources.vtab_tasks import GROUPS, VTAB
 from vit_jax.vtab import protocol
 
 PENDING = dict(top1=None, seeds=[], ci95=None, num_train=None, num_test=None, lr=None, steps=None)

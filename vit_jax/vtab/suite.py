@@ -17,12 +17,12 @@ from etils import epath
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax import train, workdir
-from vit_jax.data.tasks import VTAB
+from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
-from vit_jax.vtab import data, report
-from vit_jax.vtab.finetune import Finetuner, Setting, larger
+from vit_jax.vtab import report, task_data
+from vit_jax.vtab.trainer import Finetuner, Setting, larger
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.vtab")
@@ -98,19 +98,19 @@ class Suite:
     def __init__(self, config, mesh):
         self.config, self.mesh = config, mesh
         self.model, make_params = make_model(config, mesh)
-        self.finetuner = Finetuner(config, self.model, make_params, mesh, data.EXAMPLES)
+        self.finetuner = Finetuner(config, self.model, make_params, mesh, task_data.EXAMPLES)
 
     def load(self, name: str):
         """(where the data of a task are, their fingerprint, the training set), while the task before trains."""
-        from vit_jax.data import task_fingerprint
+        from vit_jax.vtab import fingerprint as fingerprints
 
-        found, config = data.find(name, self.config), self.config
-        fingerprint = task_fingerprint.ids(name, VTAB[name], found)
+        found, config = task_data.find(name, self.config), self.config
+        fingerprint = fingerprints.ids(name, VTAB[name], found)
         windows = VTAB[name].crop and config.data.crop == "random"
         size = larger(config.image_size) if windows else config.image_size
-        return found, fingerprint, data.training_set(name, found, config, size)
+        return found, fingerprint, task_data.training_set(name, found, config, size)
 
-    def choose(self, name: str, found, training: data.TrainingSet, examples) -> Setting:
+    def choose(self, name: str, found, training: task_data.TrainingSet, examples) -> Setting:
         """The setting that is best on val200 after training on train800; the first one of equals."""
         choices = settings_of(self.config)
         if len(choices) == 1:
@@ -123,14 +123,16 @@ class Suite:
                 log.warning("%s: %s", name, error)
         if not trained:
             raise NegativeResult("loss or gradients were not finite with any of the settings: choose lower ones")
-        _, batches = data.batches_of(name, found, "val200", self.config, self.mesh)
+        _, batches = task_data.batches_of(name, found, "val200", self.config, self.mesh)
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
         top1 = {setting: result["top1"] for setting, result in zip(trained, results, strict=True)}
         for setting, value in top1.items():
             log.info("%s: lr %g, %d steps: val200 %.4f", name, setting.lr, setting.steps, value)
         return max(top1, key=top1.get)
 
-    def run(self, name: str, seeds: Sequence[int], found, fingerprint: dict, training: data.TrainingSet) -> list[dict]:
+    def run(
+        self, name: str, seeds: Sequence[int], found, fingerprint: dict, training: task_data.TrainingSet
+    ) -> list[dict]:
         """The results of a task by seed, as `failed` names them; one pass over the test images serves all."""
         config, task, start = self.config, VTAB[name], time.monotonic()
         windows, mirrors = (task.crop and config.data.crop == "random"), (task.flip and config.data.flip)
@@ -139,18 +141,18 @@ class Suite:
         trained = [self.finetuner.train(examples, dataclasses.replace(chosen, seed=seed)) for seed in seeds]
         jax.block_until_ready(trained)
         middle = time.monotonic()
-        num_test, batches = data.batches_of(name, found, "test", config, self.mesh)
+        num_test, batches = task_data.batches_of(name, found, "test", config, self.mesh)
         evaluated = self.finetuner.evaluate(trained, batches, task.num_classes)
         common = dict(num_train=len(training.image), lr=chosen.lr, steps=chosen.steps, status="done", error=None)
         common |= dict(data=fingerprint | dict(folder=os.fspath(found.builder.data_dir), generated=found.is_generated))
-        common["data"]["unreadable"] = data.EXAMPLES - len(training.image) + num_test - int(evaluated[0]["count"])
+        common["data"]["unreadable"] = task_data.EXAMPLES - len(training.image) + num_test - int(evaluated[0]["count"])
         common |= dict(seconds=dict(train=middle - start, test=time.monotonic() - middle), runs=len(seeds))
         return [common | dict(top1=result["top1"], num_test=int(result["count"])) for result in evaluated]
 
 
 def failed(error: Exception) -> dict:
     """The result of a run that has none."""
-    status = "missing" if isinstance(error, data.Missing) else "failed"
+    status = "missing" if isinstance(error, task_data.Missing) else "failed"
     nothing = dict.fromkeys(("top1", "num_train", "num_test", "lr", "steps"))
     return nothing | dict(status=status, error=one_line(error)[:500] or type(error).__name__, data={})
 

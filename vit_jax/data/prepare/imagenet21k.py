@@ -12,8 +12,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data import index, storage, tars
-from vit_jax.data.listing import SUFFIXES, Listing
+from vit_jax.data.sources import index_cache, storage, tars
+from vit_jax.data.sources.listing import SUFFIXES, Listing
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -75,7 +75,7 @@ def scan(folder: str, paths: list[str]) -> dict[str, np.ndarray]:
         stamps=np.asarray(stamps, np.int64),
         counts=np.asarray([len(part[1]) for part in parts], np.int64),
         spans=np.concatenate([part[2] for part in parts]),
-        **index.Strings(
+        **index_cache.Strings(
             np.concatenate([part[0] for part in parts]),
             np.concatenate([part[1] + start for part, start in zip(parts, starts, strict=False)]),
         ).arrays("names"),
@@ -138,7 +138,7 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     folder, paths = find(folder)
     stamps = [storage.stamp(path) for path in paths]
     where = "\n".join([folder, *paths])
-    arrays = index.cached(
+    arrays = index_cache.cached(
         "imagenet21k", where, lambda: scan(folder, paths), lambda found: np.array_equal(found["stamps"], stamps)
     )
     wnids = [os.path.basename(path).removesuffix(".tar") for path in paths]
@@ -151,7 +151,7 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     known = np.flatnonzero(labels >= 0)
     if not len(known):
         raise NegativeResult(f"{folder} has no image of a class of ImageNet-21k: give another folder as --from")
-    names, spans = index.Strings.of(arrays, "names"), arrays["spans"]
+    names, spans = index_cache.Strings.of(arrays, "names"), arrays["spans"]
     listing = Listing(
         class_names=ids(),
         num_classes=NUM_CLASSES,
@@ -159,7 +159,7 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
         splits={"train": known},
         read=lambda i: storage.read_range(paths[of_tar[i]], *spans[i].tolist()),
         describe=lambda i: f"{names[i]} in {paths[of_tar[i]]}",
-        fingerprint=index.digest("\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans),
+        fingerprint=index_cache.digest("\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans),
     )
     return listing, dict(
         release=release,

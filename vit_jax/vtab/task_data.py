@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import ml_collections
 import numpy as np
 
-from vit_jax.data import tasks
+from vit_jax.data.sources import vtab_tasks
 from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult, UserError
 
@@ -29,13 +29,13 @@ class Missing(NegativeResult):
 
 
 def locate(name: str, config):
-    """The `data.task_source.Found` of a task; where it is not there and the config allows it, of made-up data."""
-    from vit_jax.data import task_source
+    """The `data.sources.vtab.Found` of a task; where it is not there and the config allows it, of made-up data."""
+    from vit_jax.data.sources import vtab as vtab_source
 
-    task, data_dir = tasks.vtab(name), config.data.data_dir
-    found = task_source.find(task, data_dir)
+    task, data_dir = vtab_tasks.vtab(name), config.data.data_dir
+    found = vtab_source.find(task, data_dir)
     if found.state in ("missing", "manual") and config.vtab.generated:
-        made_up = task_source.find(task, task_source.generated_dir(data_dir))
+        made_up = vtab_source.find(task, vtab_source.generated_dir(data_dir))
         return made_up if made_up.state == "ready" else found
     return found
 
@@ -61,9 +61,10 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
     Raises:
       UserError: an image can't be read, and data.on_corrupt is "error"; or fewer than half of them can.
     """
-    from vit_jax.data import pipeline, task_source
+    from vit_jax.data import pipeline
+    from vit_jax.data.sources import vtab as vtab_source
 
-    source = task_source.open_part(name, tasks.vtab(name), found, "train800val200")
+    source = vtab_source.open_part(name, vtab_tasks.vtab(name), found, "train800val200")
     whole = ml_collections.ConfigDict(dict(crop="resize", method=""))
     common = (size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(whole, source, np.arange(DECODE), DECODE, *common)
@@ -77,10 +78,12 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
 
 def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator[dict]]:
     """(number of examples, their batches on the mesh) of val200 or test, as `config.evals.test.data` says."""
-    from vit_jax.data import pipeline, source, task_source, to_device
+    from vit_jax.data import pipeline, to_device
+    from vit_jax.data.sources import source
+    from vit_jax.data.sources import vtab as vtab_source
 
     data = config.evals.test.data
-    opened = task_source.open_part(name, tasks.vtab(name), found, part)
+    opened = vtab_source.open_part(name, vtab_tasks.vtab(name), found, part)
     if part == "test" and 0 < config.vtab.max_test_examples < opened.num_examples:
         opened = source.take(opened, np.arange(config.vtab.max_test_examples))
     size = data.batch_size or config.data.batch_size

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import images, sprites, task_source
-from vit_jax.data.tasks import Task
+from vit_jax.data import images
+from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources.vtab_tasks import Task
 from vit_jax.errors import UserError, one_line
+from vit_jax.vtab import sprites
 
 # SHA-256, first 16 digits, of the keys of train800 and val200, one a line. They follow by `tfds_order` from the keys of
 # the whole data set, where these are known without it: numbers, or names in lists that TFDS has.
@@ -48,7 +50,7 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def features_of(source, found: task_source.Found, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+def features_of(source, found: vtab_source.Found, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
     """The values of the features `names` of all records."""
     features = found.builder.info.features
     if not names:
@@ -62,9 +64,9 @@ def features_of(source, found: task_source.Found, names: Sequence[str]) -> list[
     ]
 
 
-def ids(name: str, task: Task, found: task_source.Found) -> dict:
+def ids(name: str, task: Task, found: vtab_source.Found) -> dict:
     """Of train800val200: a digest `ids`, and `is_known`, whether they are VTAB's (None: that can't be known)."""
-    source = task_source.open_part(name, task, found, "train800val200")
+    source = vtab_source.open_part(name, task, found, "train800val200")
     wanted = (*NAMES, *(FACTORS if task.builder == "dsprites" else ()))
     examples = features_of(source, found, [key for key in wanted if key in found.builder.info.features])
     keys, known = [key_of(task.builder, example) for example in examples], MANIFEST.get(task.builder)
@@ -75,13 +77,13 @@ def ids(name: str, task: Task, found: task_source.Found) -> dict:
     return dict(ids=parts and "-".join(parts), is_known=is_known)
 
 
-def pixels(name: str, task: Task, found: task_source.Found) -> str:
+def pixels(name: str, task: Task, found: vtab_source.Found) -> str:
     """A digest of the decoded images of train800val200 and their labels.
 
     Raises:
       UserError: one can't be decoded.
     """
-    source, whole = task_source.open_part(name, task, found, "train800val200"), hashlib.sha256()
+    source, whole = vtab_source.open_part(name, task, found, "train800val200"), hashlib.sha256()
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)])
     def parse(record, i):

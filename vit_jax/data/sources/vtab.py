@@ -3,9 +3,10 @@
 import dataclasses
 import os
 
-from vit_jax.data import download, labels, prepared, storage
-from vit_jax.data.source import Source
-from vit_jax.data.tasks import Task
+from vit_jax.data.sources import storage, tfds_labels
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources.source import Source
+from vit_jax.data.sources.vtab_tasks import Task
 from vit_jax.errors import UserError, one_line
 
 GENERATED = "generated"  # folder below a data_dir, and the file beside a data set, of pixels that we made up
@@ -13,7 +14,7 @@ STATES = ("ready", "missing", "manual", "wrong version", "wrong count", "missing
 
 
 def generated_dir(data_dir: str) -> str:
-    return os.path.join(data_dir or download.default_data_dir(), GENERATED)
+    return os.path.join(data_dir or tfds_source.default_data_dir(), GENERATED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def find(task: Task, data_dir: str) -> Found:
     builders = []
     for version in task.versions:
         try:
-            builders.append(download.open_builder(f"{task.builder}:{version}", data_dir))
+            builders.append(tfds_source.open_builder(f"{task.builder}:{version}", data_dir))
         except UserError:  # TFDS opens a version that it has no code for only where it is prepared
             if version == task.versions[-1] and not builders:
                 raise
@@ -77,6 +78,6 @@ def open_part(name: str, task: Task, found: Found, split: str) -> Source:
         raise UserError(f"{name} has no part {split!r}: choose of {', '.join(task.splits)}")
     if found.state != "ready":
         raise UserError(f"{name} is not ready ({found.state}: {found.detail}): see `python -m vit_jax.vtab check`")
-    rule = labels.RULES.get(task.label) or labels.of_feature(found.builder.info.features, task.label)
+    rule = tfds_labels.RULES.get(task.label) or tfds_labels.of_feature(found.builder.info.features, task.label)
     rule = dataclasses.replace(rule, what=f"{task.label} {task.scale}")
-    return prepared.open_split(found.builder, name, task.splits[split][0], "image", rule, task.scale)
+    return tfds_source.open_split(found.builder, name, task.splits[split][0], "image", rule, task.scale)

@@ -9,8 +9,8 @@ import os
 
 import numpy as np
 
-from vit_jax.data import index, storage
-from vit_jax.data.listing import Listing, clean_label, distinct, number_classes
+from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.listing import Listing, clean_label, distinct, number_classes
 from vit_jax.errors import UserError, one_line
 
 PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"
@@ -72,10 +72,10 @@ def scan(where: str) -> dict[str, np.ndarray]:
     check(where, paths, os.path.dirname(where))
     return dict(
         stamp=np.asarray(storage.stamp(where)),
-        **index.Strings.pack(paths).arrays("paths"),
-        **index.Strings.pack([text for row in found for text in row[LABELS]]).arrays("labels"),
+        **index_cache.Strings.pack(paths).arrays("paths"),
+        **index_cache.Strings.pack([text for row in found for text in row[LABELS]]).arrays("labels"),
         counts=np.asarray([-1 if LABEL in row else len(row[LABELS]) for row in found], np.int64),
-        **index.Strings.pack([row.get(SPLIT) or "train" for row in found]).arrays("splits"),
+        **index_cache.Strings.pack([row.get(SPLIT) or "train" for row in found]).arrays("splits"),
     )
 
 
@@ -104,11 +104,11 @@ def load(where: str) -> Listing:
     storage.must_exist(where, "manifest", "correct data.name=csv:PATH")
     if storage.is_folder(where):
         raise UserError(f"manifest {where} is a folder: give the CSV file as data.name=csv:PATH")
-    arrays = index.cached(
+    arrays = index_cache.cached(
         "csv", where, lambda: scan(where), lambda arrays: tuple(arrays["stamp"]) == storage.stamp(where)
     )
-    paths, texts = index.Strings.of(arrays, "paths"), index.Strings.of(arrays, "labels")
-    names, split = distinct(index.Strings.of(arrays, "splits"))
+    paths, texts = index_cache.Strings.of(arrays, "paths"), index_cache.Strings.of(arrays, "labels")
+    names, split = distinct(index_cache.Strings.of(arrays, "splits"))
     splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
     labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
     root = os.path.dirname(where)
@@ -122,8 +122,8 @@ def load(where: str) -> Listing:
         labels=labels,
         splits=splits,
         read=lambda i: storage.read(path(i)),
-        describe=lambda i: index.printable(path(i)),
-        fingerprint=index.digest(
+        describe=lambda i: index_cache.printable(path(i)),
+        fingerprint=index_cache.digest(
             paths.bytes,
             paths.ends,
             texts.bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from vit_jax.data import ops
+from vit_jax.data import image_ops
 
 MAX_LABELS = 64  # of one example
 
@@ -80,7 +80,7 @@ def is_set(feature) -> bool:
 def padded(labels):
     """int32 [MAX_LABELS], with -1 behind the labels [n]."""
     count = tf.shape(labels)[0]
-    with tf.control_dependencies([ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]):
+    with tf.control_dependencies([image_ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]):
         return tf.pad(tf.cast(labels, tf.int32), [[0, MAX_LABELS - count]], constant_values=-1)
 
 

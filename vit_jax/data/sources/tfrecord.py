@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from vit_jax.data import index, storage
+from vit_jax.data.sources import index_cache, storage
 from vit_jax.errors import UserError
 
 READERS = 16  # shards indexed at a time: on a store every record costs a request
@@ -51,7 +51,7 @@ class Reader:
             stamps = [storage.stamp(path) for path in self.paths]
             return np.array_equal(arrays["stamps"], stamps) and np.array_equal(arrays["counts"], counts)
 
-        arrays = index.cached("tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current)
+        arrays = index_cache.cached("tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current)
         starts = np.cumsum([0, *counts])
         spans = [(start + part.skip, part.take) for start, part in zip(starts, instructions, strict=False)]
         chosen = np.concatenate([np.arange(first, first + take) for first, take in spans])

@@ -1,63 +1,9 @@
 """What happens to images on the device: normalisation, mirroring, erasing and mixing."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
-
-def flips(key):
-    """Which images are mirrored, one half of them: keys [batch] -> bool [batch]."""
-    return jax.vmap(jax.random.bernoulli)(key)
-
-
-def flip(key, image):
-    """Mirrors each image with probability one half: keys [batch], image [batch, H, W, C]."""
-    return jnp.where(flips(key)[:, None, None, None], image[:, :, ::-1], image)
-
-
-def inside(box, height: int, width: int):
-    """bool [H, W], where a pixel lies in the box (top, bottom, left, right)."""
-    top, bottom, left, right = box
-    row, column = jnp.arange(height)[:, None], jnp.arange(width)
-    return (row >= top) & (row < bottom) & (column >= left) & (column < right)
-
-
-def erased_box(key, probability: float, height: int, width: int):
-    """The box (top, bottom, left, right) to erase, empty with probability 1 - `probability`, as timm draws it.
-
-    Its share of the area is uniform in [0.02, 1/3] and the logarithm of its aspect ratio in [log 0.3, -log 0.3]; of 10
-    such boxes, the first counts that is less high and less wide than the image.
-    """
-    box_key, place_key, happens_key = jax.random.split(key, 3)
-    area, aspect = jax.random.uniform(box_key, [2, 10])
-    area = (0.02 + (1 / 3 - 0.02) * area) * (height * width)
-    aspect = jnp.exp(math.log(0.3) * (1 - 2 * aspect))
-    heights, widths = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
-    fits = (heights < height) & (widths < width)
-    first = fits.argmax()
-    happens = jax.random.bernoulli(happens_key, probability) & fits[first]
-    size = jnp.where(happens, jnp.stack([heights[first], widths[first]]), 0).astype(jnp.int32)
-    top, left = jax.random.randint(place_key, [2], 0, jnp.array([height, width]) - size + 1)
-    return top, top + size[0], left, left + size[1]
-
-
-def erase(key, image, probability: float):
-    """Random erasing (arXiv 1708.04896) as DeiT uses timm's: one rectangle becomes standard normal noise per pixel.
-
-    Args:
-      key: PRNG keys [batch]; what happens to an image depends on its own key only.
-      image: [batch, H, W, C] float, normalised.
-      probability: the share of images that lose a rectangle.
-    """
-
-    def one(key, image):
-        box_key, noise_key = jax.random.split(key)
-        box = erased_box(box_key, probability, *image.shape[:2])
-        noise = jax.random.normal(noise_key, image.shape, image.dtype)
-        return jnp.where(inside(box, *image.shape[:2])[:, :, None], noise, image)
-
-    return jax.vmap(one)(key, image)
+from vit_jax.data.augment import erase
 
 
 def smooth(label, share: float):
@@ -109,7 +55,7 @@ def cutmix(key, alpha: float, image, label, mask):
     """
     lam_key, box_key = jax.random.split(key)
     height, width = image.shape[1:3]
-    cut = inside(cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width)
+    cut = erase.inside(cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width)
     image = jnp.where(cut[:, :, None], jnp.roll(image, 1, axis=0), image)
     return image, mix(label, 1.0 - cut.mean()), mask * jnp.roll(mask, 1)
 

@@ -10,9 +10,9 @@ import tarfile
 
 import numpy as np
 
-from vit_jax.data import index, storage
-from vit_jax.data.folder import SPLITS
-from vit_jax.data.listing import SUFFIXES, Listing, clean_label, number_classes
+from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.folder import SPLITS
+from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -242,8 +242,8 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
         shard=np.asarray(shard, np.int32),
         spans=np.asarray(spans, np.int64).reshape(-1, 2),
         classes=np.asarray(classes, bool),
-        **index.Strings.pack(keys).arrays("keys"),
-        **index.Strings.pack(labels).arrays("labels"),
+        **index_cache.Strings.pack(keys).arrays("keys"),
+        **index_cache.Strings.pack(labels).arrays("labels"),
     )
 
 
@@ -254,7 +254,7 @@ def indexed(where: str, paths: list[str]) -> dict[str, np.ndarray]:
             arrays["stamps"], list(map(storage.stamp, paths))
         )
 
-    return index.cached("tars", "\n".join([where, *paths]), lambda: scan(paths), is_current)
+    return index_cache.cached("tars", "\n".join([where, *paths]), lambda: scan(paths), is_current)
 
 
 def root_of(where: str) -> str:
@@ -284,10 +284,10 @@ def load(where: str) -> Listing:
     where = storage.absolute(where)
     paths = find(where)
     arrays = indexed(where, paths)
-    keys, shard, spans = index.Strings.of(arrays, "keys"), arrays["shard"], arrays["spans"]
+    keys, shard, spans = index_cache.Strings.of(arrays, "keys"), arrays["shard"], arrays["spans"]
     if not len(keys):
         raise UserError(f"the tars of {where} hold no images ({', '.join(SUFFIXES)}): correct data.name=tars:PATH")
-    texts, root = index.Strings.of(arrays, "labels"), root_of(where)
+    texts, root = index_cache.Strings.of(arrays, "labels"), root_of(where)
     of_tar = np.asarray([split_of(root, *tar) for tar in zip(paths, arrays["classes"].tolist(), strict=True)])
     splits = {}
     for split in SPLITS:
@@ -304,6 +304,6 @@ def load(where: str) -> Listing:
         labels=labels,
         splits=splits,
         read=read,
-        describe=lambda i: index.printable(f"{keys[i]} in {paths[shard[i]]}"),
-        fingerprint=index.digest(keys.bytes, keys.ends, spans, texts.bytes, texts.ends),
+        describe=lambda i: index_cache.printable(f"{keys[i]} in {paths[shard[i]]}"),
+        fingerprint=index_cache.digest(keys.bytes, keys.ends, spans, texts.bytes, texts.ends),
     )

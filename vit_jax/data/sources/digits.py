@@ -7,7 +7,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from vit_jax.data.listing import Listing
+from vit_jax.data.sources.listing import Listing
 
 NAMES = tuple(str(digit) for digit in range(10))
 

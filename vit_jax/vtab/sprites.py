@@ -5,17 +5,20 @@ part such as train800 has the labels that it has in the real data. The pixels ar
 """
 
 import functools
+import hashlib
 import io
 import logging
 import math
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import shards, task_source, tfds_order, writer
+from vit_jax.data.prepare import shards, writer
+from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.vtab")
@@ -99,13 +102,13 @@ def write(data_dir: str, count: int = COUNT) -> pathlib.Path:
 def draw(data_dir: str, count: int) -> pathlib.Path:
     import tensorflow_datasets as tfds
 
-    root = pathlib.Path(data_dir) / task_source.GENERATED
+    root = pathlib.Path(data_dir) / vtab_source.GENERATED
     folder, staging = root / "dsprites" / VERSION, root / "dsprites" / f".{VERSION}.preparing"
     if folder.exists():
         return folder
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    numbers = tfds_order.order("train", [str(i) for i in range(COUNT)])[:count]
+    numbers = order("train", [str(i) for i in range(COUNT)])[:count]
     parts = np.array_split(numbers, NUM_SHARDS)
     log.info("drawing %s sprites in %s", f"{count:,}", root)
     for path, part in zip(writer.shard_paths(staging, "dsprites", "train", NUM_SHARDS), parts, strict=True):
@@ -115,6 +118,18 @@ def draw(data_dir: str, count: int) -> pathlib.Path:
     results = {"train": [dict(examples=len(part)) for part in parts]}
     builder.info.set_splits(writer.split_dict(staging, "dsprites", results))
     builder.info.write_to_directory(staging)
-    shards.write_json(staging / f"{task_source.GENERATED}.json", dict(by="vit_jax.data.sprites", like="dSprites"))
+    shards.write_json(staging / f"{vtab_source.GENERATED}.json", dict(by="vit_jax.data.sprites", like="dSprites"))
     staging.rename(folder)
     return folder
+
+
+def order(split: str, keys: Sequence[str]) -> np.ndarray:
+    """Numbers of the examples in the order of the files, int64 [examples]: by the MD5 of split and key.
+
+    A split is cut into shards in this order, so a slice such as train[:800] does not depend on their number.
+
+    Args:
+      keys: those that the builder yields, whole numbers in decimal.
+    """
+    hashes = [hashlib.md5((split + key).encode(), usedforsecurity=False).digest() for key in keys]
+    return np.asarray(sorted(range(len(keys)), key=hashes.__getitem__), np.int64)

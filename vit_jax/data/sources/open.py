@@ -3,8 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import catalog, prepared, splits, task_source, tasks
-from vit_jax.data.source import Source, indexed, mixture, take
+from vit_jax.data.sources import catalog, splits, vtab_tasks
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources.source import Source, indexed, mixture, take
 from vit_jax.errors import UserError
 
 
@@ -15,11 +17,11 @@ def open_source(name: str, split: str, data_dir: str = "") -> Source:
       UserError: it is not there, is incomplete, or has no such split.
     """
     tf.config.set_visible_devices([], "GPU")
-    if name.startswith(tasks.PREFIX):
-        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
-        return task_source.open_part(name, task, task_source.find(task, data_dir), split)
+    if name.startswith(vtab_tasks.PREFIX):
+        task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
+        return vtab_source.open_part(name, task, vtab_source.find(task, data_dir), split)
     if (listing := catalog.listing(name)) is None:
-        return prepared.load(name, split, data_dir)
+        return tfds_source.load(name, split, data_dir)
     return indexed(listing, splits.select(split, listing.splits, name))
 
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from vit_jax import augment, optim, preprocess, step
+from vit_jax import optim, step
+from vit_jax.data.augment.batch import FLIP, flip, keys, make_preprocess
 from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluators import classification
@@ -80,14 +81,14 @@ def draw(examples: Examples, batch_size: int, size: int, seed, number) -> dict:
     fold = jax.vmap(lambda *data: functools.reduce(jax.random.fold_in, data, jax.random.fold_in(key, AUGMENT)))
     seeds = jax.lax.bitcast_convert_type(jax.random.key_data(fold(epoch, index)), jnp.int32)
     margin = examples.image.shape[1] - size
-    corner = jax.vmap(lambda key: jax.random.randint(key, [2], 0, margin + 1))(preprocess.keys(seeds, WINDOW))
+    corner = jax.vmap(lambda key: jax.random.randint(key, [2], 0, margin + 1))(keys(seeds, WINDOW))
     corner = jnp.where(examples.windows, corner, 0)
 
     def window(i, corner):
         return jax.lax.dynamic_slice(examples.image, (i, *corner, 0), (1, size, size, 3))[0]
 
     image = sharding.constrain(jax.vmap(window)(index, corner), "batch", None, None, None)
-    mirrored = augment.flip(preprocess.keys(seeds, preprocess.FLIP), image)
+    mirrored = flip(keys(seeds, FLIP), image)
     image = jnp.where(examples.mirrors, mirrored, image)
     return dict(image=image, label=examples.label[index], mask=jnp.ones(batch_size), seed=seeds)
 
@@ -151,7 +152,7 @@ class Finetuner:
         settings = stretched(config, total_steps)
         with (plain := config.copy_and_resolve_references()).unlocked():
             plain.data.flip = False  # `draw` does that
-        make_batch = preprocess.make_preprocess(plain, model.normalize, model.num_classes)
+        make_batch = make_preprocess(plain, model.normalize, model.num_classes)
 
         def optimizer(params, lr):
             return optim.make_optimizer(ml_collections.ConfigDict(settings | dict(lr=lr)), params, total_steps)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import augment, randaug, three_augment
+from vit_jax.data.augment import erase, mix, randaugment, three_augment
 from vit_jax.models import losses
 
 # What an example's random draws are for; each has its own key.
@@ -26,13 +26,13 @@ def make_images(data, normalize: Callable) -> Callable:
 
     def images(image, seed):
         if data.flip:
-            image = augment.flip(keys(seed, FLIP), image)
+            image = flip(keys(seed, FLIP), image)
         if data.randaug_layers:
-            image = randaug.randaugment(keys(seed, RANDAUG), image, data.randaug_layers, data.randaug_magnitude)
+            image = randaugment.randaugment(keys(seed, RANDAUG), image, data.randaug_layers, data.randaug_magnitude)
         if data.three_augment:
             image = three_augment.three_augment(keys(seed, THREE_AUGMENT), image, data.color_jitter)
         image = normalize(image)
-        return augment.erase(keys(seed, ERASE), image, data.erase) if data.erase else image
+        return erase.erase(keys(seed, ERASE), image, data.erase) if data.erase else image
 
     return images
 
@@ -43,8 +43,18 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
 
     def preprocess(batch, key) -> dict:
         image, label = images(batch["image"], batch["seed"]), losses.targets(batch["label"], num_classes)
-        label = augment.smooth(label, config.label_smoothing)
-        image, label, mask = augment.mix_batch(key, image, label, batch["mask"], config.mixup, config.cutmix)
+        label = mix.smooth(label, config.label_smoothing)
+        image, label, mask = mix.mix_batch(key, image, label, batch["mask"], config.mixup, config.cutmix)
         return dict(image=image, label=label, mask=mask)
 
     return preprocess
+
+
+def flips(key):
+    """Which images are mirrored, one half of them: keys [batch] -> bool [batch]."""
+    return jax.vmap(jax.random.bernoulli)(key)
+
+
+def flip(key, image):
+    """Mirrors each image with probability one half: keys [batch], image [batch, H, W, C]."""
+    return jnp.where(flips(key)[:, None, None, None], image[:, :, ::-1], image)

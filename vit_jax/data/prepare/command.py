@@ -14,9 +14,12 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import catalog, download, imagenet21k, pipeline, splits, storage, writer
-from vit_jax.data.listing import Listing
-from vit_jax.data.shards import Corrupt, Examples
+from vit_jax.data import pipeline
+from vit_jax.data.prepare import download, imagenet21k, writer
+from vit_jax.data.prepare.shards import Corrupt, Examples
+from vit_jax.data.sources import catalog, splits, storage
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -220,7 +223,7 @@ def report(target: writer.Target, found: dict, is_new: bool) -> dict:
 
 def from_tars(config, args) -> dict:
     """ImageNet-21k from one tar per class."""
-    data_dir = storage.absolute(args.out or config.data.data_dir or download.default_data_dir())
+    data_dir = storage.absolute(args.out or config.data.data_dir or tfds_source.default_data_dir())
     name = args.name or ("imagenet21k" if not args.short_side else f"imagenet21k_{args.short_side}")
     target = writer.Target(name, data_dir, imagenet21k.ids(), imagenet21k.NUM_CLASSES, {})
     if target.folder.exists():
@@ -248,7 +251,7 @@ def copy(config, args) -> dict:
     """A data set that can be opened, as array_record, with smaller images if that is wanted."""
     data = config.data
     name, data_dir = args.name or default_name(data.name, args.short_side), storage.absolute(args.out)
-    if download.is_known(name):
+    if tfds_source.is_known(name):
         raise UserError(f"--name={name} is a data set of TFDS, which would be opened in its place: choose another")
     transform = make_shrink(args.short_side) if args.short_side else make_check()
     parts = {}
@@ -258,7 +261,7 @@ def copy(config, args) -> dict:
             numbers = splits.select(split, listing.splits, data.name)
             parts[split] = of_listing(listing, numbers, transform)
     else:
-        from vit_jax.data import sources
+        from vit_jax.data.sources import open as sources
 
         for split in splits_used(config):
             source = sources.open_source(data.name, split, data.data_dir)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data.listing import Listing
+from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
 

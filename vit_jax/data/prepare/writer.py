@@ -15,7 +15,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from vit_jax.data.shards import ORDER_SEED, Corrupt, Examples, order, refuse_or_skip, write_json, write_shards
+from vit_jax.data.prepare.shards import ORDER_SEED, Corrupt, Examples, order, refuse_or_skip, write_json, write_shards
 from vit_jax.errors import NegativeResult, UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.data.prepare")

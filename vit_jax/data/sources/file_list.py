@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import index, storage
-from vit_jax.data.listing import SUFFIXES, Listing
+from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.listing import SUFFIXES, Listing
 from vit_jax.errors import UserError
 
 
@@ -33,6 +33,6 @@ def load(given: Sequence[str]) -> tuple[list[str], Listing]:
         labels=np.zeros(len(paths), np.int32),
         splits={"all": everything},
         read=lambda i: storage.read(paths[i]),
-        describe=lambda i: index.printable(paths[i]),
+        describe=lambda i: index_cache.printable(paths[i]),
         fingerprint="",
     )

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data import folder, manifest, splits, tars, tasks
-from vit_jax.data.listing import Listing
+from vit_jax.data.sources import csv_file, folder, splits, tars, vtab_tasks
+from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
 
@@ -48,7 +48,7 @@ class Facts:
 
 
 # What stands before the colon in the name of a data set of image files -> how they are listed.
-LISTED = {"folder": folder.load, "tars": tars.load, "csv": manifest.load}
+LISTED = {"folder": folder.load, "tars": tars.load, "csv": csv_file.load}
 
 
 def listing(name: str) -> Listing | None:
@@ -59,7 +59,7 @@ def listing(name: str) -> Listing | None:
     """
     kind, _, where = name.partition(":")
     if name == "digits":
-        from vit_jax.data import digits  # scikit-learn takes a second to import
+        from vit_jax.data.sources import digits  # scikit-learn takes a second to import
 
         return digits.load()
     return LISTED[kind](where) if kind in LISTED else None
@@ -77,8 +77,8 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
 
 def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
     """(examples, classes, class names) without opening a prepared data set; 0 where it is not known."""
-    if name.startswith(tasks.PREFIX):
-        task = tasks.vtab(name.removeprefix(tasks.PREFIX))
+    if name.startswith(vtab_tasks.PREFIX):
+        task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return task.splits.get(split, ("", 0))[1], task.num_classes, ()
     if name in CATALOG:
         parts = {split: np.arange(count) for split, count in CATALOG[name].examples.items()}

@@ -11,7 +11,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable
 
-from vit_jax.data import tasks
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources import vtab_tasks
 from vit_jax.errors import NegativeResult, UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -19,41 +20,6 @@ log = logging.getLogger("vit_jax.data.prepare")
 HOST_SECONDS = 10.0  # for any host to answer; TFDS alone would try for 3.5 minutes
 # Without one of its files TFDS prepares a data set that lacks a split, and says so only in a warning.
 MANUAL_FILES = {"imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")}
-
-
-def default_data_dir() -> str:
-    import tensorflow_datasets as tfds
-
-    return tfds.core.constants.DATA_DIR
-
-
-def is_known(name: str) -> bool:
-    """Whether TFDS has code for a data set of this name."""
-    import tensorflow_datasets as tfds
-
-    try:
-        tfds.builder_cls(name)
-    except (tfds.core.registered.DatasetNotFoundError, ValueError):
-        return False
-    return True
-
-
-def open_builder(name: str, data_dir: str):
-    """The builder of a data set, prepared or not.
-
-    Raises:
-      UserError: TFDS does not know it.
-    """
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.builder(name, data_dir=data_dir or None)
-    except tfds.core.registered.DatasetNotFoundError:
-        raise UserError(f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name") from None
-    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
-        raise UserError(
-            f"data set {name!r} can't be opened by TFDS: {one_line(error)[:200]}: correct data.name"
-        ) from None
 
 
 def hosts_of(urls: Iterable[str]) -> list[tuple[str, int]]:
@@ -162,11 +128,11 @@ def prepare(config, wanted: list[str]) -> dict:
       wanted: splits that it must have.
     """
     name, data_dir = config.data.name, config.data.data_dir
-    if name.startswith(tasks.PREFIX):
-        task = name.removeprefix(tasks.PREFIX)
+    if name.startswith(vtab_tasks.PREFIX):
+        task = name.removeprefix(vtab_tasks.PREFIX)
         command = f"python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks={task}"
         raise UserError(f"{name} is a task of VTAB, which another command prepares: {command}")
-    builder = open_builder(name, data_dir)
+    builder = tfds_source.open_builder(name, data_dir)
     if is_new := not builder.info.splits:
         prepare_builder(builder, name)
     examples = {split: int(info.num_examples) for split, info in builder.info.splits.items()}

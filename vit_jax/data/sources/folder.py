@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from vit_jax.data import index, storage
-from vit_jax.data.listing import SUFFIXES, Listing
+from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.listing import SUFFIXES, Listing
 from vit_jax.errors import UserError
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -28,8 +28,8 @@ def scan(root: str) -> dict[str, np.ndarray]:
     return dict(
         changed=np.asarray(changed, np.int64)[order],
         counts=np.asarray(counts, np.int64)[order],
-        **index.Strings.pack([folders[i] for i in order]).arrays("folders"),
-        **index.Strings.pack(images).arrays("images"),
+        **index_cache.Strings.pack([folders[i] for i in order]).arrays("folders"),
+        **index_cache.Strings.pack(images).arrays("images"),
     )
 
 
@@ -37,7 +37,7 @@ def unchanged(root: str, arrays) -> bool:
     """Adding, removing or renaming a file or folder changes the time of the folder that it is in."""
     if not storage.is_local(root):
         return False
-    folders = index.Strings.of(arrays, "folders")
+    folders = index_cache.Strings.of(arrays, "folders")
     return all(
         os.stat(os.path.join(root, folder)).st_mtime_ns == changed
         for folder, changed in zip(folders, arrays["changed"].tolist(), strict=True)
@@ -108,8 +108,12 @@ def load(root: str) -> Listing:
     root = storage.absolute(root) if root else root
     if not root or not storage.is_folder(root):
         raise UserError(f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH")
-    arrays = index.cached("folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays))
-    folders, images, counts = list(index.Strings.of(arrays, "folders")), index.Strings.of(arrays, "images"), None
+    arrays = index_cache.cached("folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays))
+    folders, images, counts = (
+        list(index_cache.Strings.of(arrays, "folders")),
+        index_cache.Strings.of(arrays, "images"),
+        None,
+    )
     counts = arrays["counts"]
     splits = split_folders(root, [folder for folder in folders if folder and "/" not in folder])
 
@@ -134,6 +138,6 @@ def load(root: str) -> Listing:
         labels=labels[of_image],
         splits=parts,
         read=lambda i: storage.read(path(i)),
-        describe=lambda i: index.printable(path(i)),
-        fingerprint=index.digest("\n".join(folders), counts, images.bytes, images.ends),
+        describe=lambda i: index_cache.printable(path(i)),
+        fingerprint=index_cache.digest("\n".join(folders), counts, images.bytes, images.ends),
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import index, labels, storage, tfrecord
-from vit_jax.data.source import Source
+from vit_jax.data.sources import index_cache, storage, tfds_labels, tfrecord
+from vit_jax.data.sources.source import Source
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def keys_of(info, name: str) -> tuple[str, str]:
     image_key, label_key = (info.supervised_keys or ("image", "label"))[:2]
     for key, kind in ((image_key, tfds.features.Image), (label_key, tfds.features.ClassLabel)):
         feature = dict(info.features.items()).get(key)
-        if not isinstance(feature, kind) and not (key == label_key and labels.is_set(feature)):
+        if not isinstance(feature, kind) and not (key == label_key and tfds_labels.is_set(feature)):
             raise UserError(
                 f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: choose another"
             )
@@ -93,7 +93,7 @@ def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -
         log.info("reading the labels of %d records, once", count)
         return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
 
-    arrays = index.cached("labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count)
+    arrays = index_cache.cached("labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count)
     return arrays["labels"]
 
 
@@ -105,10 +105,10 @@ def load(name: str, split: str, data_dir: str) -> Source:
     """
     builder = builder_of(name, data_dir)
     image_key, label_key = keys_of(builder.info, name)
-    return open_split(builder, name, split, image_key, labels.of_feature(builder.info.features, label_key))
+    return open_split(builder, name, split, image_key, tfds_labels.of_feature(builder.info.features, label_key))
 
 
-def open_split(builder, name: str, split: str, image_key: str, rule: labels.Rule, scale: int = 1) -> Source:
+def open_split(builder, name: str, split: str, image_key: str, rule: tfds_labels.Rule, scale: int = 1) -> Source:
     """The records of a TFDS split expression, with images and labels as `labels.make_parse` reads them.
 
     Raises:
@@ -118,11 +118,11 @@ def open_split(builder, name: str, split: str, image_key: str, rule: labels.Rule
     instructions = instructions_of(info, name, split)
     is_array_record = info.file_format.value == "array_record"
     read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
-    parse = labels.make_parse(info.features, image_key, rule, scale)
+    parse = tfds_labels.make_parse(info.features, image_key, rule, scale)
     count = sum(part.take for part in instructions)
     parts = [(os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard) for part in instructions]
     sizes = {key: part.num_bytes for key, part in info.splits.items() if key in re.findall(r"[\w.-]+", split)}
-    fingerprint = index.digest(info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else []))
+    fingerprint = index_cache.digest(info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else []))
     return Source(
         num_examples=count,
         num_classes=len(rule.names),
@@ -134,3 +134,38 @@ def open_split(builder, name: str, split: str, image_key: str, rule: labels.Rule
         fingerprint=fingerprint,
         set_size=rule.set_size,
     )
+
+
+def default_data_dir() -> str:
+    import tensorflow_datasets as tfds
+
+    return tfds.core.constants.DATA_DIR
+
+
+def is_known(name: str) -> bool:
+    """Whether TFDS has code for a data set of this name."""
+    import tensorflow_datasets as tfds
+
+    try:
+        tfds.builder_cls(name)
+    except (tfds.core.registered.DatasetNotFoundError, ValueError):
+        return False
+    return True
+
+
+def open_builder(name: str, data_dir: str):
+    """The builder of a data set, prepared or not.
+
+    Raises:
+      UserError: TFDS does not know it.
+    """
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder(name, data_dir=data_dir or None)
+    except tfds.core.registered.DatasetNotFoundError:
+        raise UserError(f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name") from None
+    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
+        raise UserError(
+            f"data set {name!r} can't be opened by TFDS: {one_line(error)[:200]}: correct data.name"
+        ) from None

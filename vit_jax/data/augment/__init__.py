@@ -1,0 +1,1 @@
+"""What happens to images and labels on the device."""

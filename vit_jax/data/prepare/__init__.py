@@ -1,0 +1,1 @@
+"""Downloading, converting and shrinking data sets."""
