@@ -11,10 +11,12 @@ from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import convert, evals, evaluate, train
+from vit_jax import convert, train
 from vit_jax import state as states
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
+from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.evaluate import suite
 from vit_jax.models import create
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights import load as pretrained
@@ -397,7 +399,7 @@ def trained_from(tiny, path, *flags):
 def evaluated_from(tiny, path, monkeypatch):
     """The parameters that an evaluation would use."""
     held = []
-    monkeypatch.setattr(evals, "run", lambda evals, step, params, wanted: held.append(params) or {})
+    monkeypatch.setattr(suite, "run", lambda evals, step, params, wanted: held.append(params) or {})
     config = configs.load(str(GOLDEN.parents[1] / "configs/evaluate.py:digits"), [f"--config.init_from={path}"])
     config.image_size = 48
     evaluate.evaluate(config)
@@ -420,7 +422,7 @@ def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
         for name, value in scan_layout.flatten(params).items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=f"{entry} {name}")
     _, wanted = vit_jax.from_pretrained(path, image_size=48)
-    monkeypatch.setattr(evals, "open_all", lambda *arguments: {})
+    monkeypatch.setattr(suite, "open_all", lambda *arguments: {})
     evaluated = scan_layout.flatten(evaluated_from(tiny, path, monkeypatch))
     assert evaluated.keys() == scan_layout.flatten(wanted).keys()
     for name, value in scan_layout.flatten(wanted).items():

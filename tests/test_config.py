@@ -213,14 +213,15 @@ def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
 
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
-    from vit_jax import evals, optim
+    from vit_jax import optim
+    from vit_jax.evaluate import suite
     from vit_jax.models import encoder, losses, posemb, vit
 
     tables = {
         "loss": losses.LOSSES,
         "optim.name": optim.OPTIMIZERS,
         "optim.schedule": optim.SCHEDULES,
-        "evals.*.type": evals.ON_BATCHES | evals.ON_FEATURES,
+        "evals.*.type": suite.ON_BATCHES | suite.ON_FEATURES,
         "model.remat": encoder.REMAT_POLICIES,
         "model.posemb": posemb.KINDS,
         "model.posemb_at": posemb.PLACES,

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import convert, demo, evaluate, finetune, predict, train
+from vit_jax import convert, demo, finetune, predict, train
+from vit_jax.evaluate import __main__ as evaluate
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -12,11 +12,12 @@ import pytest
 from conftest import last_error, metric_lines
 
 from vit_jax import config as configs
-from vit_jax import evals, evaluate, train
+from vit_jax import train
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.evaluators import features, fewshot
+from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.evaluate import features, fewshot, suite
 from vit_jax.weights import load as pretrained
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -89,10 +90,10 @@ def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp
     model = train.make_model(config, 10)
     mesh = meshes.make_mesh(config.mesh)
     params = model.init(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
-    opened = evals.open_all(config, mesh, (), 10)
+    opened = suite.open_all(config, mesh, (), 10)
     assert opened["few"].test is opened["near"].test and opened["few"].test is not opened["val"].test
     with jax.set_mesh(mesh):
-        steps = evals.make_steps(config, model)
+        steps = suite.make_steps(config, model)
         found = features.collect(steps.features, params, opened["few"].test.batches())
     source = sources.open_source("digits", "val")
     np.testing.assert_array_equal(found.label, source.labels())
@@ -129,7 +130,7 @@ def test_the_rest_of_a_subset_is_what_training_does_not_see(tiny):
     assert not names[0] & names[1] and len(names[0] | names[1]) == 1_077
     share = np.bincount(rest.labels()) / np.bincount(part.labels())
     np.testing.assert_allclose(share, 0.25, atol=0.02)
-    opened = evals.open_all(config, meshes.make_mesh(config.mesh), (), 10)
+    opened = suite.open_all(config, meshes.make_mesh(config.mesh), (), 10)
     assert sum(float(batch["mask"].sum()) for batch in opened["val"].test.batches()) == 215
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.evaluators import classification
+from vit_jax.evaluate import classification
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 37])

@@ -7,7 +7,7 @@ import pytest
 from conftest import golden
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators import fewshot
+from vit_jax.evaluate import fewshot
 
 
 @pytest.mark.parametrize("name", ["N_lt_D", "N_eq_Dp1", "N_gt_D"])

@@ -8,8 +8,8 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators import knn
-from vit_jax.evaluators.features import Features
+from vit_jax.evaluate import knn
+from vit_jax.evaluate.features import Features
 
 SETTINGS = types.SimpleNamespace(neighbours=5, temperature=0.07)
 

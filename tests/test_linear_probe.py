@@ -5,8 +5,8 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from vit_jax.evaluators import linear_probe
-from vit_jax.evaluators.features import Features
+from vit_jax.evaluate import linear_probe
+from vit_jax.evaluate.features import Features
 
 
 def digits():

@@ -12,12 +12,12 @@ from conftest import last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import evals, train
+from vit_jax import train
 from vit_jax.data import pipeline
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.evaluators import classification
+from vit_jax.evaluate import classification, suite
 from vit_jax.models import losses
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -137,8 +137,8 @@ def test_a_choice_between_the_classes_that_occur(tiny, tmp_path):
     for among, wanted in (("all", 0.0), ("present", 1.0)):
         data = f"--config.data.name=folder:{tmp_path}/data"
         config = configs.load(tiny, [data, "--config.evals.val.data.split=test", f"--config.evals.val.among={among}"])
-        opened = evals.open_all(config, meshes.make_mesh(config.mesh), ("a", "b"), 2)
+        opened = suite.open_all(config, meshes.make_mesh(config.mesh), ("a", "b"), 2)
 
         step = classification.make_eval_step(always_a, "softmax_xent", 2)
-        found = evals.run(opened, evals.Steps(step, None, 2), None, lambda name: True)
+        found = suite.run(opened, suite.Steps(step, None, 2), None, lambda name: True)
         assert found["eval/val/top1"] == wanted and found["eval/val/count"] == 1

@@ -13,8 +13,9 @@ from conftest import TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
-from vit_jax import evaluate, metrics, perf, train
+from vit_jax import metrics, perf, train
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.weights import load as pretrained
 from vit_jax.weights import scan_layout
 from vit_jax.weights.formats.weights import POSEMB

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 from etils import epath
 
-from vit_jax import cli, evals, metrics, optim, perf, soundness, step, summary, workdir
+from vit_jax import cli, metrics, optim, perf, soundness, step, summary, workdir
 from vit_jax import config as configs
 from vit_jax import state as states
 from vit_jax.checkpoints.manager import Checkpointer
@@ -22,6 +22,7 @@ from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, preemption, preflight, processes, runtime, sharding, watchdog
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.evaluate import suite
 from vit_jax.models import classifier, create
 from vit_jax.models.flops import model_flops
 from vit_jax.weights import adapt
@@ -153,7 +154,7 @@ class Run:
     folder: epath.Path
     total_steps: int
     train_step: Callable
-    eval_steps: evals.Steps
+    eval_steps: suite.Steps
     evals: dict
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
@@ -237,7 +238,7 @@ class Run:
         if not any(map(wanted, self.evals)):
             return {}
         with self.timer.aside("evaluation"):
-            return evals.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
+            return suite.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
@@ -261,7 +262,7 @@ def train(config, folder: epath.Path) -> None:
     model = make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)
     tx, schedule = make_optimizer(config, model, total_steps)
-    opened = evals.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
+    opened = suite.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
     preflight.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
@@ -271,7 +272,7 @@ def train(config, folder: epath.Path) -> None:
     timer = perf.StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
-    eval_steps = evals.make_steps(config, model)
+    eval_steps = suite.make_steps(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
     skipped = soundness.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
     with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:

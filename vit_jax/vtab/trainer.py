@@ -19,7 +19,7 @@ from vit_jax import optim, step
 from vit_jax.data.augment.batch import FLIP, flip, keys, make_preprocess
 from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.evaluators import classification
+from vit_jax.evaluate import classification
 
 log = logging.getLogger("vit_jax.vtab")
 

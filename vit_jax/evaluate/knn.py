@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.features import Features
+from vit_jax.evaluate.features import Features
 
 QUERIES = 1024  # at a time; their similarities to all training examples are held at once
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from vit_jax.evaluators.features import Features
+from vit_jax.evaluate.features import Features
 
 PENALTIES = tuple(10.0**exponent for exponent in range(2, -7, -1))  # of the mean loss, times half the squared norm;
 # the strongest of equals is taken

@@ -11,7 +11,7 @@ from etils import epath
 
 from vit_jax.distributed import sharding, watchdog
 from vit_jax.errors import UserError
-from vit_jax.evaluators import classification, features, fewshot, knn, linear_probe
+from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evals")

@@ -6,7 +6,7 @@ It runs on the host in float64: the constant feature of 100 makes the system bad
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.features import Features
+from vit_jax.evaluate.features import Features
 
 BIAS = 100.0  # constant feature; as large as this, the ridge hardly shrinks its weight
 STD_EPSILON = 1e-5

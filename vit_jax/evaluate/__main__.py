@@ -11,11 +11,12 @@ import sys
 
 import jax
 
-from vit_jax import cli, evals
+from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preflight, processes, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.evaluate import suite
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -44,10 +45,10 @@ def evaluate(config) -> dict[str, float]:
             config.loss = weights.loss
     # Labels of a hub describe classes in words, not as data sets name them: those weights go by number.
     class_names = weights.class_names if weights.loss else ()
-    opened = evals.open_all(config, mesh, class_names, model.num_classes)
+    opened = suite.open_all(config, mesh, class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
-        scalars = evals.run(opened, evals.make_steps(config, model), params, lambda name: True)
+        scalars = suite.run(opened, suite.make_steps(config, model), params, lambda name: True)
     if bad := [name for name, value in scalars.items() if not math.isfinite(value)]:
         raise NegativeResult(f"{bad[0]} of {config.init_from} is not finite: the weights are not sound")
     return scalars
