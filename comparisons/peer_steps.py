@@ -44,11 +44,11 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     import jax
 
     from vit_jax import config as configs
-    from vit_jax import state as states
-    from vit_jax import step_benchmark, train
+    from vit_jax import step_benchmark
     from vit_jax.distributed import runtime
     from vit_jax.models.flops import model_flops
-    from vit_jax.plan import compilation
+    from vit_jax.train import experiment, loop
+    from vit_jax.train import state as states
 
     runtime.keep_programs()
     runtime.keep_memory()
@@ -56,9 +56,9 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     settings = [f"model.dtype={dtype}", f"image_size={side}", f"model.depth={depth}", f"data.batch_size={batch}"]
     overrides = [f"--config.{setting}" for setting in [*settings, *options]]
     config = configs.load(f"{CONFIG}:{variant(model)}", overrides)
-    job = compilation.on_devices(config, None, jax.devices())
+    job = experiment.on_devices(config, None, jax.devices())
     jax.set_mesh(job.mesh)
-    compiling = train.compile_meanwhile(job.train_step, job.state, job.batch)
+    compiling = loop.compile_meanwhile(job.train_step, job.state, job.batch)
     state = states.fresh_state(config, job.model, job.optimizer, job.state)
     train_step, _ = compiling.result()
     jax.block_until_ready(state)

@@ -15,7 +15,7 @@ import tempfile
 import matplotlib
 import numpy as np
 
-from vit_jax import train
+from vit_jax.train import __main__ as train
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/demo.py"
 FLOAT32, REORDERED, BFLOAT16 = "float32", "float32, sums in another order", "bfloat16"

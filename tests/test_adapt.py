@@ -11,13 +11,14 @@ from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import convert, train
-from vit_jax import state as states
+from vit_jax import convert
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import suite
 from vit_jax.models import create
+from vit_jax.train import experiment
+from vit_jax.train import state as states
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats.vision_transformer import published_name
@@ -390,8 +391,8 @@ FLAGS = ["--config.model.variant=Ti/8", "--config.model.pool=tok", "--config.mod
 def trained_from(tiny, path, *flags):
     """The parameters that training would start from."""
     config = configs.load(tiny, [*FLAGS, f"--config.init_from={path}", *flags])
-    model = train.make_model(config, 10)
-    tx, _ = train.make_optimizer(config, model, 12)
+    model = experiment.make_model(config, 10)
+    tx, _ = experiment.make_optimizer(config, model, 12)
     abstract = states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh))
     return states.pretrained_state(config, model, tx, abstract).params
 

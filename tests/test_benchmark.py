@@ -10,11 +10,12 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import benchmark, train
+from vit_jax import benchmark
 from vit_jax import config as configs
 from vit_jax.data import benchmark as data_benchmark
 from vit_jax.distributed import hardware, runtime
 from vit_jax.models.flops import model_flops
+from vit_jax.train import experiment
 from vit_jax.weights import adapt
 
 
@@ -87,7 +88,7 @@ def test_the_step_of_several_models(tiny, tmp_path):
         name = f"{variant}, {images} images"
         with config.unlocked():
             config.model.variant = variant
-        model = train.make_model(config, 10)
+        model = experiment.make_model(config, 10)
         assert math.prod(model.grid) == patches
         speed = found[f"{name}: training", "images/s"]["runs"]
         flops = 3 * model_flops(model) / jax.device_count()

@@ -11,12 +11,12 @@ from conftest import below, golden
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import step
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import create
+from vit_jax.train import step
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights.formats import bit
 

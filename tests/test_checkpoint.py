@@ -13,10 +13,10 @@ import ml_collections
 import pytest
 from conftest import metric_lines
 
-from vit_jax import metrics
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
+from vit_jax.train import metrics
 
 EVAL = "eval/val/top1"
 

@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax import config as configs
 from vit_jax.distributed import hardware, runtime
-from vit_jax.plan import compilation
+from vit_jax.train import experiment
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/step.py"
 
@@ -54,7 +54,7 @@ def test_without_glibc_nothing_is_told(monkeypatch):
 def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     settings = ["image_size=32", "model.width=48", "model.depth=1", "data.batch_size=2"]
     config = configs.load(f"{CONFIG}:Ti/16", [f"--config.{setting}" for setting in settings])
-    job = compilation.on_devices(config, None, jax.devices()[:1])
+    job = experiment.on_devices(config, None, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
         plain, ours = (lowered.compile(dict.fromkeys(hardware.COMPILER_OPTIONS["cpu"], on)) for on in (False, True))

@@ -8,8 +8,8 @@ import pytest
 from conftest import TINY
 
 from vit_jax import config as configs
-from vit_jax import workdir
 from vit_jax.errors import UserError
+from vit_jax.train import workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -213,14 +213,14 @@ def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
 
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
-    from vit_jax import optim
     from vit_jax.evaluate import suite
     from vit_jax.models import encoder, losses, posemb, vit
+    from vit_jax.train import optim, schedules
 
     tables = {
         "loss": losses.LOSSES,
         "optim.name": optim.OPTIMIZERS,
-        "optim.schedule": optim.SCHEDULES,
+        "optim.schedule": schedules.SCHEDULES,
         "evals.*.type": suite.ON_BATCHES | suite.ON_FEATURES,
         "model.remat": encoder.REMAT_POLICIES,
         "model.posemb": posemb.KINDS,

@@ -15,10 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import convert, train
+from vit_jax import convert
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.train import __main__ as train
 from vit_jax.weights import load as pretrained
 from vit_jax.weights import scan_layout
 from vit_jax.weights.formats import npz, safetensors_folder

@@ -13,8 +13,9 @@ from conftest import GOLDEN, below, golden, golden_file, golden_folder, last_err
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import convert, train
+from vit_jax import convert
 from vit_jax.errors import UserError
+from vit_jax.train import __main__ as train
 from vit_jax.weights.formats import npz
 from vit_jax.weights.formats.weights import POSEMB
 

@@ -318,7 +318,7 @@ def test_the_pipeline_knows_where_its_time_goes():
 
 
 def test_a_folder_that_changed_ends_a_continued_run(tiny, tmp_path, capsys):
-    from vit_jax import train
+    from vit_jax.train import __main__ as train
 
     root = make_folder(tmp_path / "data", {"owl": 40, "jay": 40})
     arguments = [f"--config={tiny}", f"--workdir={tmp_path}/run", f"--config.data.name=folder:{root}"]

@@ -12,12 +12,13 @@ import pytest
 from conftest import last_error, metric_lines
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import features, fewshot, suite
+from vit_jax.train import __main__ as train
+from vit_jax.train import experiment
 from vit_jax.weights import load as pretrained
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -87,7 +88,7 @@ def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_devic
 
 def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp_path):
     config = configs.load(training)
-    model = train.make_model(config, 10)
+    model = experiment.make_model(config, 10)
     mesh = meshes.make_mesh(config.mesh)
     params = model.init(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
     opened = suite.open_all(config, mesh, (), 10)

@@ -8,8 +8,9 @@ import pytest
 from etils import epath
 from rich.console import Console
 
-from vit_jax import cli, metrics
+from vit_jax import cli
 from vit_jax.errors import UserError
+from vit_jax.train import metrics
 
 log = logging.getLogger("vit_jax.test")
 

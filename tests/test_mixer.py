@@ -10,11 +10,11 @@ import pytest
 from conftest import below, golden, metric_lines
 
 import vit_jax
-from vit_jax import train
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import create
+from vit_jax.train import __main__ as train
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights.formats import mixer
 

@@ -12,13 +12,13 @@ from conftest import last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.data import pipeline
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, suite
 from vit_jax.models import losses
+from vit_jax.train import __main__ as train
 
 ROOT = pathlib.Path(__file__).parent.parent
 LINES = ["a.png,cat;dog,train", "b.png,dog,train", "c.png,,train", "d.png, bird ;cat,train", "e.png,dog;bird,val"]

@@ -11,12 +11,13 @@ import pytest
 from conftest import GOLDEN, below, golden, last_error, metric_lines
 
 from vit_jax import config as configs
-from vit_jax import optim, train, workdir
-from vit_jax import state as states
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
+from vit_jax.train import __main__ as train
+from vit_jax.train import experiment, optim, schedules, workdir
+from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
 SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
@@ -46,32 +47,34 @@ def ours(case) -> dict:
 
 @pytest.mark.parametrize("case", SCHEDULE_CONFIG["cases"], ids=lambda case: case["name"])
 def test_schedules_equal_the_published_ones(case):
-    schedule = optim.make_schedule(**ours(case))
+    schedule = schedules.make_schedule(**ours(case))
     rates = [schedule(step) for step in SCHEDULES[f"{case['name']}/steps"]]
     np.testing.assert_allclose(rates, SCHEDULES[f"{case['name']}/lr"], rtol=1e-6, atol=1e-8)
 
 
 def test_published_schedules_cover_all_but_the_constant_one():
-    assert {case["kwargs"]["decay_type"] for case in SCHEDULE_CONFIG["cases"]} == set(optim.SCHEDULES) - {"constant"}
+    assert {case["kwargs"]["decay_type"] for case in SCHEDULE_CONFIG["cases"]} == set(schedules.SCHEDULES) - {
+        "constant"
+    }
     assert len(SCHEDULE_CONFIG["cases"]) == 14
-    schedule = optim.make_schedule("constant", 0.5, 100, 10, cooldown_steps=20)
+    schedule = schedules.make_schedule("constant", 0.5, 100, 10, cooldown_steps=20)
     np.testing.assert_allclose([schedule(step) for step in (0, 5, 10, 80, 90)], [0, 0.25, 0.5, 0.5, 0.25], rtol=1e-6)
 
 
 def test_stairs_count_from_the_start_of_the_run_and_multiply_the_base():
-    schedule = optim.make_schedule("stair", 2.0, 100, 10, stairs=((20, 0.5), (60, 0.1)))
+    schedule = schedules.make_schedule("stair", 2.0, 100, 10, stairs=((20, 0.5), (60, 0.1)))
     rates = [schedule(step) for step in (5, 19, 20, 59, 60, 99)]
     np.testing.assert_allclose(rates, [1.0, 2.0, 1.0, 1.0, 0.2, 0.2], rtol=1e-6)
 
 
 def test_warm_up_starts_at_zero_and_cooldown_ends_there():
-    schedule = optim.make_schedule("rsqrt", 1.0, 100, 10, cooldown_steps=20, timescale=50)
+    schedule = schedules.make_schedule("rsqrt", 1.0, 100, 10, cooldown_steps=20, timescale=50)
     assert schedule(0) == 0.0 and schedule(100) == 0.0
     np.testing.assert_allclose(schedule(60), 1 / np.sqrt(2), rtol=1e-6)
 
 
 def test_a_run_may_end_inside_its_warm_up():
-    schedule = optim.make_schedule("cosine", 1.0, 10, 40)
+    schedule = schedules.make_schedule("cosine", 1.0, 10, 40)
     np.testing.assert_allclose([schedule(step) for step in (0, 5, 10)], [0.0, 0.125, 0.25], rtol=1e-6)
 
 
@@ -251,7 +254,7 @@ def test_decay_reaches_the_masked_parameters_only():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: optim.make_schedule("step", 1.0, 10), "unknown schedule 'step': use one of cosine"),
+        (lambda: schedules.make_schedule("step", 1.0, 10), "unknown schedule 'step': use one of cosine"),
         (lambda: optim.make_optimizer(settings(name="lion"), {}, 10), "unknown optimizer 'lion': use one of adam"),
     ],
 )
@@ -294,8 +297,8 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
     np.testing.assert_allclose(split, one, rtol=1e-5)
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
-    model = train.make_model(config, 10)
-    start = scan_layout.flatten(states.init_state(config, model, train.make_optimizer(config, model, 3)[0]).params)
+    model = experiment.make_model(config, 10)
+    start = scan_layout.flatten(states.init_state(config, model, experiment.make_optimizer(config, model, 3)[0]).params)
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
@@ -304,8 +307,8 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
 def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
     arguments = [*ADAFACTOR, "--config.mesh.fsdp=2", "--config.mesh.tensor=4", "--config.model.width=128"]
     config = configs.load(tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"])
-    model, mesh = train.make_model(config, 10), meshes.make_mesh(config.mesh)
-    tx, _ = train.make_optimizer(config, model, 4)
+    model, mesh = experiment.make_model(config, 10), meshes.make_mesh(config.mesh)
+    tx, _ = experiment.make_optimizer(config, model, 4)
     state = states.abstract_state(config, model, tx, mesh).opt_state
     split = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -326,8 +329,8 @@ def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen
     config = configs.load(tiny, [f"--config.optim.frozen={frozen}"])
     made = []
     for scan in (False, True):
-        model = train.make_model(config, 10).with_scan(scan)
-        tx, _ = train.make_optimizer(config, model, 4)
+        model = experiment.make_model(config, 10).with_scan(scan)
+        tx, _ = experiment.make_optimizer(config, model, 4)
         made.append(states.init_state(config, model, tx))
     looped, scanned = made
     there = scan_layout.relayout(states.as_dict(looped), True, jnp.stack)

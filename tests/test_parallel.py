@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from vit_jax import config as configs
-from vit_jax import state as states
-from vit_jax import train
 from vit_jax.data import to_device
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models import encoder
 from vit_jax.plan import compilation
+from vit_jax.train import experiment
+from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
 STEPS, BATCH, SIZE, CLASSES = 10, 32, 16, 10
@@ -58,11 +58,11 @@ def trained(tmp_path_factory):
     def run(settings: str = "", devices: int = 8):
         config = configs.load(str(path), [f"--config.{setting}" for setting in settings.split()])
         mesh = meshes.make_mesh(config.mesh, jax.devices()[:devices])
-        model = train.make_model(config, CLASSES)
-        tx, schedule = train.make_optimizer(config, model, config.total_steps)
+        model = experiment.make_model(config, CLASSES)
+        tx, schedule = experiment.make_optimizer(config, model, config.total_steps)
         rows = sharding.local_rows(mesh, BATCH)
         abstract, losses = states.abstract_state(config, model, tx, mesh), []
-        train_step = train.make_train_step(config, mesh, model, tx, schedule, abstract)
+        train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
         with jax.set_mesh(mesh):
             init = jax.jit(lambda: states.init_state(config, model, tx), out_shardings=states.shardings(abstract))
             state = init()

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import vit_jax
-from vit_jax import perf
 from vit_jax.distributed import hardware
 from vit_jax.models.flops import model_flops
+from vit_jax.train.timer import StepTimer, hbm_gib
 from vit_jax.weights import adapt
 
 
@@ -49,7 +49,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(perf.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timers.time, "perf_counter", lambda: self.now)
 
 
 class Device:
@@ -87,7 +87,7 @@ def steps(timer, device, source, durations) -> None:
 def test_steps_that_are_dispatched_ahead_are_timed_on_the_device(monkeypatch):
     """The host needs no time at all; without waiting it would see 10 dispatches at once."""
     clock = Clock(monkeypatch)
-    timer = perf.StepTimer(batch_size=8, train_flops=100.0, peak_flops=200.0, num_devices=4)
+    timer = StepTimer(batch_size=8, train_flops=100.0, peak_flops=200.0, num_devices=4)
     steps(timer, Device(clock, compile_s=30.0), batches(clock, 0.0), [1.0] * 4 + [2.0, 5.0] + [1.0] * 4)
     assert clock.now == 30.0 + 13.0, "all but the last two were waited for, and no more"
     report = timer.report()
@@ -102,7 +102,7 @@ def test_steps_that_are_dispatched_ahead_are_timed_on_the_device(monkeypatch):
 
 def test_a_host_that_is_slower_than_the_device_sets_the_pace(monkeypatch):
     clock = Clock(monkeypatch)
-    timer = perf.StepTimer(8, 100.0, None, 1)
+    timer = StepTimer(8, 100.0, None, 1)
     timer.compile_s = 7.0  # compiled ahead of time
     device, source = Device(clock, compile_s=0.0), batches(clock, 3.0)
     steps(timer, device, source, [1.0] * 4)
@@ -115,7 +115,7 @@ def test_a_host_that_is_slower_than_the_device_sets_the_pace(monkeypatch):
 
 def test_evaluation_and_checkpoints_are_no_time_of_steps(monkeypatch):
     clock = Clock(monkeypatch)
-    timer = perf.StepTimer(8, 100.0, None, 1)
+    timer = StepTimer(8, 100.0, None, 1)
     device, source = Device(clock, compile_s=2.0), batches(clock, 0.0)
     steps(timer, device, source, [1.0] * 3)
     with timer.aside("evaluation"):
@@ -137,7 +137,7 @@ def test_evaluation_and_checkpoints_are_no_time_of_steps(monkeypatch):
 
 def test_a_run_without_steps_has_totals(monkeypatch):
     Clock(monkeypatch)
-    totals = perf.StepTimer(8, 100.0, None, 1).totals()
+    totals = StepTimer(8, 100.0, None, 1).totals()
     assert totals["steps"] == 0 and "perf/step_ms_p50" not in totals and "perf/compile_s" not in totals
 
 
@@ -146,10 +146,10 @@ def test_memory_is_that_of_the_fullest_device(monkeypatch):
         return types.SimpleNamespace(memory_stats=lambda: stats or None)
 
     devices = [device(peak_bytes_in_use=2**30, bytes_in_use=1), device(bytes_in_use=3 * 2**30), device()]
-    monkeypatch.setattr(perf.jax, "local_devices", lambda: devices)
-    assert perf.hbm_gib() == {"perf/hbm_gib": 3.0}
-    monkeypatch.setattr(perf.jax, "local_devices", lambda: [device()])
-    assert perf.hbm_gib() == {}
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert hbm_gib() == {"perf/hbm_gib": 3.0}
+    monkeypatch.setattr(jax, "local_devices", lambda: [device()])
+    assert hbm_gib() == {}
 
 
 def test_peaks_are_known_for_listed_chips_only():

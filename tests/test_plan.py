@@ -11,12 +11,12 @@ from conftest import TINY, last_error
 from jax.sharding import Mesh
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.distributed import hardware
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import __main__ as command
 from vit_jax.plan import analysis, collectives, compilation, estimate, hlo, report, run, search, suggestions, topology
+from vit_jax.train import experiment, loop
 
 V5E = hardware.TPUS["v5e"]
 BF = "{1,0:T(8,128)(2,1)}"
@@ -524,9 +524,9 @@ def loaded(location: str, *settings: str):
     return configs.load(location, [f"--config.{text}" for text in settings])
 
 
-def job_of(config, *extents: int, slices: int = 1) -> compilation.Job:
+def job_of(config, *extents: int, slices: int = 1) -> experiment.Job:
     """What `compilation.make_job` gives, for chips that only these tests know."""
-    return compilation.on_devices(config, V5E, pod(*extents, slices=slices))
+    return experiment.on_devices(config, V5E, pod(*extents, slices=slices))
 
 
 @pytest.fixture(scope="module")
@@ -737,14 +737,14 @@ class Lowered(Exception):
 
 def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monkeypatch):
     config = loaded(tiny, "mesh.fsdp=2", "mesh.zero=True", "accum_steps=2", "prng=rbg")
-    job = compilation.on_devices(config, V5E, jax.devices())
+    job = experiment.on_devices(config, V5E, jax.devices())
     with jax.set_mesh(job.mesh):
         wanted = job.train_step.lower(job.state, job.batch).as_text()
 
     def spy(train_step, *shapes):
         raise Lowered(train_step.lower(*shapes).as_text())
 
-    monkeypatch.setattr(train, "compile_meanwhile", spy)
+    monkeypatch.setattr(loop, "compile_meanwhile", spy)
     with pytest.raises(Lowered) as lowered:
-        train.train(config, train.workdir.make(str(tmp_path / "run")))
+        loop.train(config, loop.workdir.make(str(tmp_path / "run")))
     assert str(lowered.value) == wanted

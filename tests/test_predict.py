@@ -9,7 +9,8 @@ from PIL import Image
 from test_adapt import golden_file
 
 import vit_jax
-from vit_jax import predict, train
+from vit_jax import predict
+from vit_jax.train import __main__ as train
 from vit_jax.weights import load as pretrained
 
 

@@ -21,12 +21,12 @@ from conftest import last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.data import __main__ as command
 from vit_jax.data.prepare import command as prepare
 from vit_jax.data.prepare import download, imagenet21k, shards, writer
 from vit_jax.data.sources import open as sources
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.train import __main__ as train
 
 CLASSES = {"n01440764": 3, "n02084071": 4, "n15102894": 2}  # class -> images of the fake release
 CONFIG = """

@@ -8,9 +8,10 @@ import pytest
 from test_models import COUNTS
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
+from vit_jax.train import __main__ as train
+from vit_jax.train import experiment
 from vit_jax.weights import adapt
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -103,7 +104,7 @@ def load(name: str, *arguments: str):
 
 def built(config):
     """The model of a recipe and the shapes of its parameters."""
-    model = train.make_model(config, catalog.declared(config).num_classes)
+    model = experiment.make_model(config, catalog.declared(config).num_classes)
     return model, adapt.abstract_params(model)
 
 

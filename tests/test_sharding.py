@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import optim, step
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
+from vit_jax.train import optim, step
 from vit_jax.weights import adapt, scan_layout
 
 ONE = dict(replica=1, data=1, fsdp=1, tensor=1)

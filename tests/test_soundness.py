@@ -10,8 +10,8 @@ import pytest
 from conftest import metric_lines
 from test_train import final_params, last_error, run
 
-from vit_jax import soundness, step, train
 from vit_jax.errors import NegativeResult
+from vit_jax.train import loop, nonfinite, step
 
 
 def poisoned(monkeypatch, steps: set[int]) -> None:
@@ -28,7 +28,7 @@ def poisoned(monkeypatch, steps: set[int]) -> None:
 
         return train_step
 
-    monkeypatch.setattr(train.step, "make_train_step", make_train_step)
+    monkeypatch.setattr(loop.step, "make_train_step", make_train_step)
 
 
 def test_a_few_are_left_out_counted_and_told(tiny, tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_after_the_limit_nothing_changes_any_more():
 
 
 def test_the_report_names_where_it_began(tmp_path):
-    watched = soundness.SkippedUpdates(2, tmp_path, lambda update: [10 * update + i for i in range(9)])
+    watched = nonfinite.SkippedUpdates(2, tmp_path, lambda update: [10 * update + i for i in range(9)])
     sound = {"train/skipped_steps": 0, "train/skipped_in_row": 0, "train/loss": 1.0}
     watched.look(4, sound, False)
     bad = sound | {"train/skipped_steps": 6, "train/skipped_in_row": 6, "train/loss": float("nan")}
@@ -109,7 +109,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tiny, tmp_path, monkeypatch, ca
 
         return train_step
 
-    monkeypatch.setattr(train.step, "make_train_step", make_train_step)
+    monkeypatch.setattr(loop.step, "make_train_step", make_train_step)
     assert run(tiny, tmp_path / "run", "--config.max_skipped=100", "--config.evals.val.every=0") == 1
     assert "the state after step 8 is not finite" in last_error(capsys)
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["4"]

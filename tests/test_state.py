@@ -9,8 +9,9 @@ import pytest
 from conftest import metric_lines
 from test_train import final_params, last_error, run, same_bits
 
-from vit_jax import state, step
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.train import state as states
+from vit_jax.train import step
 
 RSQRT = ["--config.optim.schedule=rsqrt", "--config.optim.timescale=4", "--config.evals.val.every=0"]
 COOLDOWN = "--config.optim.cooldown_steps=4"
@@ -101,10 +102,10 @@ def test_weights_alone_and_nothing_at_all_are_no_branching_points(trunk, tmp_pat
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_state_is_finite_or_not(bad):
     made = step.create_state({"a": jnp.ones(4), "b": jnp.zeros((2, 2))}, optax.adam(1e-3), 0.9)
-    assert state.is_finite(made)
+    assert states.is_finite(made)
     for field in ("params", "ema_params"):
         changed = dict(vars(made)[field], b=jnp.array([[0.0, bad], [0.0, 0.0]]))
-        assert not state.is_finite(step.TrainState(**(vars(made) | {field: changed})))
+        assert not states.is_finite(step.TrainState(**(vars(made) | {field: changed})))
 
 
 def test_facts_of_a_checkpoint_hold_its_step_and_evaluation(trunk):

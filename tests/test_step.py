@@ -13,11 +13,11 @@ from test_optim import settings
 
 import vit_jax
 from vit_jax import config as configs
-from vit_jax import optim, step
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models.classifier import normalize
+from vit_jax.train import optim, step
 from vit_jax.weights import scan_layout
 
 SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")

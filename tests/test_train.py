@@ -13,9 +13,11 @@ from conftest import TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
-from vit_jax import metrics, perf, train
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.train import __main__ as train
+from vit_jax.train import loop, metrics
+from vit_jax.train.timer import ProfilerWindow
 from vit_jax.weights import load as pretrained
 from vit_jax.weights import scan_layout
 from vit_jax.weights.formats.weights import POSEMB
@@ -44,8 +46,8 @@ def done(tmp_path_factory):
 
 
 def test_due_is_every_n_and_at_the_end():
-    assert [n for n in range(1, 11) if train.due(n, 4, 10)] == [4, 8, 10]
-    assert [n for n in range(1, 11) if train.due(n, 0, 10)] == [10]
+    assert [n for n in range(1, 11) if loop.due(n, 4, 10)] == [4, 8, 10]
+    assert [n for n in range(1, 11) if loop.due(n, 0, 10)] == [10]
 
 
 def test_a_run_writes_what_the_interface_promises(done):
@@ -103,7 +105,7 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
     folder = tmp_path / "run"
     # The schedule is that of 12 steps: stop in the middle by a crash of the profiler window.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(perf.ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None)
+        patch.setattr(ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None)
         with pytest.raises(ZeroDivisionError):
             run(tiny, folder, "--config.mesh.fsdp=2")
     changes = [

@@ -14,11 +14,11 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from vit_jax import config as configs
-from vit_jax import state as states
-from vit_jax import train
 from vit_jax.data import __main__ as data_command
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
+from vit_jax.train import experiment
+from vit_jax.train import state as states
 from vit_jax.vtab import __main__ as command
 from vit_jax.vtab import protocol, report, suite, trainer
 
@@ -113,7 +113,7 @@ def test_what_is_drawn_depends_on_seed_and_step_alone():
 def tuned(config, classes: int, head: int, steps: int):
     """The parameters after a few steps with a head of `head` classes."""
     mesh = meshes.make_mesh(config.mesh)
-    model = train.make_model(config, head)
+    model = experiment.make_model(config, head)
     with jax.set_mesh(mesh):
         params = jax.jit(states.init_params, static_argnums=0)(model, 0)
         tuner = trainer.Finetuner(config, model, lambda seed: params, mesh, 24)

@@ -6,11 +6,12 @@ import time
 import jax
 from etils import epath
 
-from vit_jax import perf
-from vit_jax import state as states
+from vit_jax.benchmark.rows import row
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
-from vit_jax.plan import compilation
+from vit_jax.train import experiment
+from vit_jax.train import state as states
+from vit_jax.train.timer import timed
 
 
 def run(config, args, overrides) -> list[dict]:
@@ -19,7 +20,7 @@ def run(config, args, overrides) -> list[dict]:
     Raises:
       UserError: `args.folder` is not empty, or a save failed.
     """
-    job = compilation.on_devices(config, None, jax.devices())
+    job = experiment.on_devices(config, None, jax.devices())
     with tempfile.TemporaryDirectory() as temporary, jax.set_mesh(job.mesh):
         folder = epath.Path(args.folder or temporary)
         if folder.exists() and any(folder.iterdir()):
@@ -27,11 +28,11 @@ def run(config, args, overrides) -> list[dict]:
         held, saved, restored, size = measure(config, job, folder, args.runs)
     name = f"{config.model.variant}, {size / 2**20:.0f} MiB"
     return [
-        perf.row(f"{name}: training waits for a save", "s", held),
-        perf.row(f"{name}: save until it is whole", "s", saved),
-        perf.row(f"{name}: save until it is whole", "MiB/s", [size / 2**20 / seconds for seconds in saved]),
-        perf.row(f"{name}: restore, checksums compared", "s", restored),
-        perf.row(f"{name}: restore, checksums compared", "MiB/s", [size / 2**20 / seconds for seconds in restored]),
+        row(f"{name}: training waits for a save", "s", held),
+        row(f"{name}: save until it is whole", "s", saved),
+        row(f"{name}: save until it is whole", "MiB/s", [size / 2**20 / seconds for seconds in saved]),
+        row(f"{name}: restore, checksums compared", "s", restored),
+        row(f"{name}: restore, checksums compared", "MiB/s", [size / 2**20 / seconds for seconds in restored]),
     ]
 
 
@@ -48,7 +49,7 @@ def measure(config, job, folder, runs: int) -> tuple[list[float], list[float], l
             if not checkpointer.wait():
                 raise UserError(f"a save below {folder} failed: the log above says why")
             saved.append(time.perf_counter() - start)
-            (_, found), seconds = perf.timed(checkpointer.restore, lambda meta: states.as_dict(job.state))
+            (_, found), seconds = timed(checkpointer.restore, lambda meta: states.as_dict(job.state))
             jax.block_until_ready(found)
             restored.append(seconds)
     return held, saved, restored, size

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from etils import epath
 from matplotlib.figure import Figure
 
-from vit_jax.metrics import read_lines
+from vit_jax.train.metrics import read_lines
 
 
 def series(workdir: epath.Path, name: str) -> tuple[list[int], list[float]]:

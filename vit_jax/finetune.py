@@ -17,10 +17,11 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli, metrics, train, workdir
+from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.distributed import processes, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.train import loop, metrics, workdir
 
 log = logging.getLogger("vit_jax.finetune")
 
@@ -80,7 +81,7 @@ def trial(config, lr: float, share: str):
 def run(config, folder: epath.Path) -> dict[str, float]:
     """Trains in `folder`, or goes on; returns the metrics of the end."""
     with cli.logging_to(workdir.make(str(folder))):
-        train.train(config, folder)
+        loop.train(config, folder)
     lines = metrics.read_lines(folder / "metrics.jsonl")
     return {key: value for line in lines for key, value in line.items()}
 

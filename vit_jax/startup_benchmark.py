@@ -8,9 +8,10 @@ import sys
 import tempfile
 import time
 
-from vit_jax import perf
+from vit_jax.benchmark.rows import row
 from vit_jax.distributed.runtime import JAX_VARIABLES
 from vit_jax.errors import UserError
+from vit_jax.train.timer import timed
 
 TRAIN = [sys.executable, "-m", "vit_jax.train"]
 
@@ -53,6 +54,6 @@ def run(config, args, overrides) -> list[dict]:
                 found.setdefault(f"start to first step, {name} compilation cache", []).append(seconds)
                 found.setdefault(f"of it compilation of the step, {name} cache", []).append(compiling)
         for name, command in commands.items():
-            _, seconds = perf.timed(lambda command=command: subprocess.run(command, capture_output=True, check=False))
+            _, seconds = timed(lambda command=command: subprocess.run(command, capture_output=True, check=False))
             found.setdefault(name, []).append(seconds)
-    return [perf.row(name, "s", runs) for name, runs in found.items()]
+    return [row(name, "s", runs) for name, runs in found.items()]

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import perf
-from vit_jax import state as states
+from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
 from vit_jax.models.flops import model_flops
 from vit_jax.plan import compilation
+from vit_jax.train import experiment
+from vit_jax.train import state as states
+from vit_jax.train.timer import timed
 
 WARMUP = 2  # calls that are not counted
 
@@ -68,11 +70,11 @@ def random_batch(abstract: dict, num_classes: int) -> dict:
 
 def measure(config, args, product: float) -> list[dict]:
     """Rows of one model."""
-    job = compilation.on_devices(config, None, jax.devices())
+    job = experiment.on_devices(config, None, jax.devices())
     name, size = f"{config.model.variant}, {config.data.batch_size} images", config.data.batch_size
     with jax.set_mesh(job.mesh):
-        lowered, tracing = perf.timed(job.train_step.lower, job.state, job.batch)
-        compiled, compiling = perf.timed(lowered.compile)
+        lowered, tracing = timed(job.train_step.lower, job.state, job.batch)
+        compiled, compiling = timed(lowered.compile)
         state = states.fresh_state(config, job.model, job.optimizer, job.state)
         batch = random_batch(job.batch, job.model.num_classes)
 
@@ -97,7 +99,7 @@ def measure(config, args, product: float) -> list[dict]:
         ("tracing", "s", [tracing]),
         ("compilation", "s", [compiling]),
     ]
-    return [perf.row(f"{name}: {what}", unit, runs) for what, unit, runs in found]
+    return [row(f"{name}: {what}", unit, runs) for what, unit, runs in found]
 
 
 def run(config, args, overrides) -> list[dict]:
@@ -112,7 +114,7 @@ def run(config, args, overrides) -> list[dict]:
     jax.config.update("jax_enable_compilation_cache", False)  # what is told is compiled
     runtime.keep_memory()
     product = product_flops(args.runs)
-    rows = [perf.row("product of bfloat16 matrices, one device", "TFLOP/s", [flops / 1e12 for flops in product])]
+    rows = [row("product of bfloat16 matrices, one device", "TFLOP/s", [flops / 1e12 for flops in product])]
     for variant, batch_size in wanted:
         with config.unlocked():
             config.model.variant, config.data.batch_size = variant, batch_size

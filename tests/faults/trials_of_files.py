@@ -15,12 +15,13 @@ from PIL import Image
 from processes_at_hand import expect
 
 from vit_jax import config as configs
-from vit_jax import state as states
-from vit_jax import train
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
+from vit_jax.train import __main__ as train
+from vit_jax.train import experiment
+from vit_jax.train import state as states
 from vit_jax.weights.scan_layout import flatten
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -103,8 +104,8 @@ def read(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 def layout_of(tiny: str) -> dict:
     """Shapes of the state of a run of a config, for the devices here."""
     config = configs.load(tiny)
-    model = train.make_model(config, 10)
-    tx, _ = train.make_optimizer(config, model, config.total_steps)
+    model = experiment.make_model(config, 10)
+    tx, _ = experiment.make_optimizer(config, model, config.total_steps)
     return states.as_dict(states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh)))
 
 

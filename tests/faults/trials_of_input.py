@@ -11,7 +11,6 @@ from processes_at_hand import expect
 from vit_jax.config_rules import BRANCHES, CHOICES, PAIRS, RANGES
 
 from vit_jax import config as configs
-from vit_jax import train
 from vit_jax.evaluate import __main__ as evaluate
 
 

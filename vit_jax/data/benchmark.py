@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from vit_jax import perf, train
+from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog
@@ -24,6 +24,7 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models.flops import model_flops
+from vit_jax.train import experiment
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 WARMUP = 4  # batches that are not counted: files get cached, threads start
@@ -85,11 +86,11 @@ def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     rows, before = [], [0.0] * args.runs
     for name, runs in found.items():
         cost = [cpu for cpu, _ in runs]
-        rows.append(perf.row(f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]))
+        rows.append(row(f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]))
         before = cost
     whole = found["resize"]
-    rows.append(perf.row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
-    rows.append(perf.row("host: all", "images/s", [speed for _, speed in whole]))
+    rows.append(row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
+    rows.append(row("host: all", "images/s", [speed for _, speed in whole]))
     return rows
 
 
@@ -98,7 +99,7 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     mesh, size = meshes.make_mesh(config.mesh), config.data.batch_size
     batch = next(host.batches())
     rows, wanted = sharding.local_rows(mesh, size), {key: batch[key] for key in ("image", "label", "mask", "seed")}
-    model = train.make_model(config, host.source.num_classes)
+    model = experiment.make_model(config, host.source.num_classes)
     prepare = jax.jit(make_preprocess(config, model.normalize, model.num_classes))
     key, placed = jax.random.key(0), to_device.global_batch(wanted, mesh, rows, size)
     jax.block_until_ready(prepare(placed, key))
@@ -113,9 +114,9 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     count = sum(value.nbytes for value in wanted.values()) / size
     kind = jax.devices()[0].device_kind
     return [
-        perf.row("transfer to the devices", "ms/image", transfer),
-        perf.row("transfer to the devices", "bytes/image", [count]),
-        perf.row(f"device ({jax.device_count()} x {kind}): augment, normalize, mix", "ms/image", device),
+        row("transfer to the devices", "ms/image", transfer),
+        row("transfer to the devices", "bytes/image", [count]),
+        row(f"device ({jax.device_count()} x {kind}): augment, normalize, mix", "ms/image", device),
     ]
 
 
@@ -136,11 +137,11 @@ def chips_of(topology: str) -> tuple[str, int]:
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """What `count` chips of a `kind` take, and the host cores that feed them."""
-    flops = 3 * model_flops(train.make_model(config, num_classes))
+    flops = 3 * model_flops(experiment.make_model(config, num_classes))
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
-        perf.row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
-        perf.row(f"cores that feed {args.topology}", "cores", [speed * core_ms / 1e3]),
+        row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
+        row(f"cores that feed {args.topology}", "cores", [speed * core_ms / 1e3]),
     ]
 
 
@@ -184,16 +185,14 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
         bytes_per_image_to_device="bytes",
     )
     rows = [
-        perf.row(f"{name}: {key}", unit, [run[key] for run in runs])
+        row(f"{name}: {key}", unit, [run[key] for run in runs])
         for key, unit in units.items()
         for name, runs in found.items()
     ]
     medians = {r["name"]: r["median"] for r in rows}
     for key in ("core_ms_per_image", "peak_rss_mib", "bytes_per_image_to_device"):
         rows.append(
-            perf.row(
-                f"ours / {args.against}: {key}", "ratio", [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]]
-            )
+            row(f"ours / {args.against}: {key}", "ratio", [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]])
         )
     return rows
 
@@ -213,7 +212,7 @@ def run(config, args, overrides: list[str]):
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if args.alone:
         return alone(config, host, args)
-    rows = [*host_rows(config, host, args), perf.row("peak memory of the host", "MiB", [peak_mib()])]
+    rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if args.topology:
         cost = next(r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image")

@@ -17,7 +17,7 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models.flops import model_flops
 from vit_jax.models.ops import attention as kernels
-from vit_jax.plan.compilation import Job
+from vit_jax.train.experiment import Job
 
 # Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16 activations. Scan without
 # remat keeps what the compiler else computes again by itself.

@@ -4,42 +4,16 @@ import dataclasses
 import math
 import re
 import time
-from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from vit_jax import state as states
-from vit_jax import train
-from vit_jax.data import to_device
-from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, sharding
-from vit_jax.distributed import mesh as meshes
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
+from vit_jax.train import experiment
+from vit_jax.train.experiment import Job
 
 GIB = 2**30
 CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a config would be on a pod: shapes and places alone."""
-
-    config: Any
-    chip: hardware.Tpu | None  # None: the devices at hand
-    mesh: Mesh
-    model: Any
-    optimizer: Any
-    num_examples: int
-    total_steps: int
-    state: Any  # of ShapeDtypeStructs with shardings
-    batch: Any
-    train_step: Any  # jitted
-
-    @property
-    def num_chips(self) -> int:
-        return self.mesh.devices.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +33,12 @@ def make_job(config, topology_name: str, num_slices: int) -> Job:
       UserError: config and topology do not fit together.
     """
     chip, _ = topology.parse(topology_name)
-    return on_devices(config, chip, topology.devices(topology_name, num_slices))
+    return experiment.on_devices(config, chip, topology.devices(topology_name, num_slices))
 
 
 def remake(job: Job, config) -> Job:
     """The same pod with another config."""
-    return on_devices(config, job.chip, job.mesh.devices.reshape(-1).tolist())
-
-
-def on_devices(config, chip: hardware.Tpu | None, devices: list) -> Job:
-    """What a config is on those devices, which may be described ones."""
-    facts = catalog.declared(config)
-    total_steps = train.plan_steps(config, facts.num_examples)
-    mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
-    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    model = train.make_model(config, facts.num_classes)
-    sharding.check_model(model, mesh)
-    tx, schedule = train.make_optimizer(config, model, total_steps)
-    with jax.set_mesh(mesh):
-        state = states.abstract_state(config, model, tx, mesh)
-    batch = to_device.abstract_batch(mesh, config.data.batch_size, config.image_size)
-    train_step = train.make_train_step(config, mesh, model, tx, schedule, state)
-    return Job(config, chip, mesh, model, tx, facts.num_examples, total_steps, state, batch, train_step)
+    return experiment.on_devices(config, job.chip, job.mesh.devices.reshape(-1).tolist())
 
 
 def compile_job(job: Job) -> Compiled:

@@ -8,7 +8,8 @@ import jax
 from vit_jax.distributed import sharding
 from vit_jax.models.flops import model_flops
 from vit_jax.plan import collectives, hlo, suggestions
-from vit_jax.plan.compilation import GIB, Compiled, Job, shard_bytes
+from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
+from vit_jax.train.experiment import Job
 
 # Core time of the host for an image by kind of crop, from docs/performance.md, and the mean size of ImageNet's JPEGs.
 CORE_MS_PER_IMAGE = 1.2

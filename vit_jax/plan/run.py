@@ -6,15 +6,16 @@ import jax
 
 from vit_jax.errors import UserError, one_line
 from vit_jax.plan import compilation, estimate, report, search
+from vit_jax.train import experiment
 
 
-def plan(job: compilation.Job, args, limit_gib: float) -> dict:
+def plan(job: experiment.Job, args, limit_gib: float) -> dict:
     """The JSON of a plan, from the compiler."""
     named = dict(config=args.config, topology=args.topology, num_slices=args.num_slices)
     return named | estimate.estimate(job, compilation.compile_job(job), limit_gib)
 
 
-def attempt(job: compilation.Job, settings: dict, config, args, limit_gib: float) -> dict:
+def attempt(job: experiment.Job, settings: dict, config, args, limit_gib: float) -> dict:
     """A candidate of a search with its plan, or with the error that it led to."""
     try:
         return dict(settings=settings, plan=plan(compilation.remake(job, config), args, limit_gib))

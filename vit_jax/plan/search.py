@@ -6,8 +6,9 @@ from typing import Any
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models.ops import attention as kernels
 from vit_jax.plan import analysis
-from vit_jax.plan.compilation import GIB, Job
+from vit_jax.plan.compilation import GIB
 from vit_jax.plan.suggestions import MARGIN, changed, lines
+from vit_jax.train.experiment import Job
 
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)

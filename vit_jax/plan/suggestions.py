@@ -5,7 +5,8 @@ import math
 
 from vit_jax.errors import UserError
 from vit_jax.plan import analysis
-from vit_jax.plan.compilation import GIB, Job
+from vit_jax.plan.compilation import GIB
+from vit_jax.train.experiment import Job
 
 MARGIN = 0.95  # of the memory, for what the model does not see
 

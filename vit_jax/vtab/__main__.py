@@ -11,11 +11,12 @@ import sys
 
 import jax
 
-from vit_jax import cli, errors, workdir
+from vit_jax import cli, errors
 from vit_jax import config as configs
 from vit_jax.data.sources.vtab_tasks import VTAB, vtab
 from vit_jax.distributed import processes, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.train import workdir
 
 
 def tasks_of(text: str) -> list[str]:

@@ -15,12 +15,12 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax import state as states
-from vit_jax import train, workdir
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.train import experiment, workdir
+from vit_jax.train import state as states
 from vit_jax.vtab import report, task_data
 from vit_jax.vtab.trainer import Finetuner, Setting, larger
 from vit_jax.weights import load as pretrained
@@ -46,7 +46,7 @@ def make_model(config, mesh):
     """(model, f(seed) -> parameters) for all tasks: weights with a new head, or a fresh model where there are none."""
     free = ("dtype", "softmax_dtype", "attention", "scan", "dropout", "droppath", "remat")
     if not config.init_from:
-        model = train.make_model(config, CLASSES)
+        model = experiment.make_model(config, CLASSES)
         return model, jax.jit(functools.partial(states.init_params, model))
     default = configs.defaults().model
     changed = {key: value for key, value in config.model.items() if value != default[key]}

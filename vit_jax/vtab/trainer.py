@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from vit_jax import optim, step
 from vit_jax.data.augment.batch import FLIP, flip, keys, make_preprocess
 from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import classification
+from vit_jax.train import optim, step
 
 log = logging.getLogger("vit_jax.vtab")
 

@@ -1,7 +1,7 @@
 """Schedules and optimizers, assembled from optax."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,96 +9,7 @@ import optax
 
 from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
-
-
-def cosine(progress, steps, *, lr, **_):
-    """Half a cosine from lr to 0."""
-    return lr * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-
-
-def linear(progress, steps, *, lr, end_lr, **_):
-    """A line from lr to end_lr."""
-    return polynomial(progress, steps, lr=lr, end_lr=end_lr, power=1.0)
-
-
-def polynomial(progress, steps, *, lr, end_lr, power, **_):
-    """From lr to end_lr by a power of what remains of the run."""
-    return end_lr + (lr - end_lr) * (1.0 - progress) ** power
-
-
-def rsqrt(progress, steps, *, lr, timescale, shift, **_):
-    """lr / sqrt(1 + (steps + shift) / timescale) (arXiv 2106.04560 section 3.5)."""
-    return lr / jnp.sqrt(1.0 + (jnp.maximum(steps, 0.0) + shift) / timescale)
-
-
-def stair(progress, steps, *, lr, stairs, warmup_steps, **_):
-    """lr, and from each step of `stairs` on, lr times its factor (of lr itself, not of the stair before)."""
-    factors = jnp.array([1.0, *(factor for _, factor in stairs)])
-    starts = jnp.array([start - warmup_steps for start, _ in stairs], jnp.float32)
-    return lr * factors[jnp.searchsorted(starts, steps, side="right")]
-
-
-def constant(progress, steps, *, lr, **_):
-    return jnp.asarray(lr)
-
-
-SCHEDULES = {
-    "cosine": cosine,
-    "linear": linear,
-    "polynomial": polynomial,
-    "rsqrt": rsqrt,
-    "stair": stair,
-    "constant": constant,
-}
-
-
-def make_schedule(
-    name: str,
-    lr: float,
-    total_steps: int,
-    warmup_steps: int = 0,
-    *,
-    cooldown_steps: int = 0,
-    end_lr: float = 0.0,
-    power: float = 1.0,
-    timescale: int = 10_000,
-    shift: int = 0,
-    stairs: Sequence[tuple[int, float]] = (),
-) -> Callable:
-    """The learning rate as a function of updates done: linear warm-up from 0, decay, linear cooldown to 0.
-
-    A run that is shorter than its warm-up (a try of a few steps) ends inside it.
-
-    Args:
-      name: a key of `SCHEDULES`.
-      lr: base learning rate.
-      total_steps: updates of the whole run; the decay spans those after the warm-up.
-      end_lr: where `linear` and `polynomial` end.
-      power: exponent of `polynomial`.
-      timescale: steps in which `rsqrt` falls to lr / sqrt(2).
-      shift: steps by which `rsqrt` starts further on, the warm-up included (to go on with another batch size).
-      stairs: of `stair`, ascending (step of the run, factor of lr from there on).
-
-    Raises:
-      ValueError: unknown name.
-    """
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}")
-    decay, options = SCHEDULES[name], dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
-    options |= dict(timescale=timescale, shift=shift, stairs=stairs)
-
-    def schedule(step):
-        steps = jnp.asarray(step, jnp.float32) - warmup_steps
-        progress = jnp.clip(steps / max(total_steps - warmup_steps, 1), 0.0, 1.0)
-        rate = decay(progress, steps, **options)
-        if warmup_steps:
-            rate *= jnp.minimum(1.0, step / warmup_steps)
-        if cooldown_steps:
-            rate *= jnp.minimum(1.0, (total_steps - step) / cooldown_steps)
-        return jnp.asarray(rate, jnp.float32)
-
-    return schedule
-
+from vit_jax.train.schedules import make_schedule
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import re
 import jax
 import jax.numpy as jnp
 
-from vit_jax import step, workdir
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
+from vit_jax.train import step, workdir
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights import load as pretrained
 

@@ -3,7 +3,6 @@
 import array
 import collections
 import contextlib
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +22,6 @@ def hbm_gib() -> dict[str, float]:
     found = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     peaks = [stats.get("peak_bytes_in_use", stats.get("bytes_in_use", 0)) for stats in found]
     return {"perf/hbm_gib": max(peaks) / 2**30} if any(peaks) else {}
-
-
-def row(name: str, unit: str, runs: list[float]) -> dict:
-    """A figure of a benchmark."""
-    return dict(name=name, unit=unit, median=statistics.median(runs), runs=list(runs))
 
 
 class Span:

@@ -7,24 +7,23 @@ import concurrent.futures
 import dataclasses
 import logging
 import math
-import sys
 from collections.abc import Callable
 
 import jax
 from etils import epath
 
-from vit_jax import cli, metrics, optim, perf, soundness, step, summary, workdir
 from vit_jax import config as configs
-from vit_jax import state as states
 from vit_jax.checkpoints.manager import Checkpointer
-from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, preemption, preflight, processes, runtime, sharding, watchdog
+from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, watchdog
 from vit_jax.distributed import mesh as meshes
-from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.models import classifier, create
+from vit_jax.models import create
 from vit_jax.models.flops import model_flops
+from vit_jax.train import experiment, metrics, nonfinite, step, summary, workdir
+from vit_jax.train import state as states
+from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
@@ -72,61 +71,7 @@ def batch_ids(config, source) -> Callable[[int], list[int]]:
     return lambda number: order.ids(config, source.parts, number - 1)
 
 
-def plan_steps(config, num_examples: int) -> int:
-    """The number of updates of the run."""
-    if not config.total_steps and not config.total_epochs:
-        raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
-    steps = config.total_steps or round(config.total_epochs * num_examples / config.data.batch_size)
-    if steps < 1:
-        raise UserError(
-            f"total_epochs={config.total_epochs} of {num_examples} examples is less than one batch of "
-            f"{config.data.batch_size}: train longer or use a smaller batch"
-        )
-    return steps
-
-
 # --- model and optimizer ----------------------------------------------------------------------------------------------
-
-
-def make_model(config, num_classes: int) -> classifier.Classifier:
-    """The model that `config.model` describes: its variant, and what differs from the defaults."""
-    unset = configs.defaults().model
-    fields = {k: v for k, v in config.model.items() if v != unset[k] and k not in ("variant", "num_classes")}
-    return create.create(config.model.variant, num_classes, config.image_size, **fields)
-
-
-def make_optimizer(config, model, total_steps: int):
-    """(tx, schedule) of the run."""
-    if config.optim.warmup_steps >= total_steps:
-        log.warning("the %d steps of the run end inside the warm-up of %d", total_steps, config.optim.warmup_steps)
-    if config.optim.cooldown_steps > total_steps:
-        raise UserError(
-            f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the {total_steps} steps of "
-            "the run: make it shorter"
-        )
-    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps)
-
-
-def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is and is donated."""
-
-    def apply_fn(params, image, key):
-        return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
-
-    train_step = step.make_train_step(
-        apply_fn,
-        tx,
-        schedule,
-        loss=config.loss,
-        preprocess=make_preprocess(config, model.normalize, model.num_classes),
-        seed=config.seed,
-        prng=config.prng,
-        accum_steps=config.accum_steps,
-        ema_decay=config.optim.ema_decay,
-        max_skipped=config.max_skipped,
-    )
-    place = states.shardings(abstract), None
-    return jax.jit(train_step, donate_argnums=0, out_shardings=place, compiler_options=hardware.compiler_options(mesh))
 
 
 def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
@@ -135,7 +80,7 @@ def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
 
     def work():
         with jax.set_mesh(mesh), runtime.without_collections():
-            return perf.timed(lambda: train_step.lower(*shapes).compile())
+            return timed(lambda: train_step.lower(*shapes).compile())
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(work)
@@ -158,14 +103,14 @@ class Run:
     evals: dict
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
-    timer: perf.StepTimer
-    skipped: soundness.SkippedUpdates
+    timer: StepTimer
+    skipped: nonfinite.SkippedUpdates
     meta: dict
 
     def loop(self, first: int, state: step.TrainState, batches, host) -> None:
         """Updates until `total_steps`, with logging, evaluation and checkpoints at their own cadence."""
         config, total, timer, number = self.config, self.total_steps, self.timer, first
-        profiler = perf.ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
+        profiler = ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
         bar = metrics.ProgressBar(total, first)
         request, stop = preemption.SaveRequest(), False
         step_metrics, scalars, stalls = {}, {}, {}
@@ -258,10 +203,10 @@ def train(config, folder: epath.Path) -> None:
     mesh = meshes.make_mesh(config.mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     source, facts = open_training_data(config)
-    total_steps = plan_steps(config, facts.num_examples)
-    model = make_model(config, facts.num_classes)
+    total_steps = experiment.plan_steps(config, facts.num_examples)
+    model = experiment.make_model(config, facts.num_classes)
     sharding.check_model(model, mesh)
-    tx, schedule = make_optimizer(config, model, total_steps)
+    tx, schedule = experiment.make_optimizer(config, model, total_steps)
     opened = suite.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
     preflight.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
@@ -269,12 +214,12 @@ def train(config, folder: epath.Path) -> None:
         log.info(line)
 
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    timer = perf.StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
+    timer = StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
-    train_step = make_train_step(config, mesh, model, tx, schedule, abstract)
+    train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_steps = suite.make_steps(config, model)
     meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
-    skipped = soundness.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
+    skipped = nonfinite.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
     with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
         compiling = compile_meanwhile(train_step, abstract, abstract_batch(config, mesh, source))
         first, state = states.start_state(config, model, tx, mesh, abstract, total_steps, checkpointer)
@@ -290,9 +235,9 @@ def train(config, folder: epath.Path) -> None:
 def dry_run(config) -> None:
     """Prints what a run would be, from shapes alone."""
     facts = catalog.declared(config)
-    total_steps = plan_steps(config, facts.num_examples)
-    model = make_model(config, facts.num_classes)
-    _, schedule = make_optimizer(config, model, total_steps)
+    total_steps = experiment.plan_steps(config, facts.num_examples)
+    model = experiment.make_model(config, facts.num_classes)
+    _, schedule = experiment.make_optimizer(config, model, total_steps)
     mesh = meshes.abstract_mesh(config.mesh)
     sharding.check_model(model, mesh)
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
@@ -300,37 +245,3 @@ def dry_run(config) -> None:
     for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
         print(line)
     print("\n".join(summary.sharding_lines(params, mesh)))
-
-
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
-    )
-    parser.add_argument(
-        "--workdir", metavar="DIR", help="where the run writes, local or gs://; holds one run, which continues"
-    )
-    parser.add_argument(
-        "--dry_run", action="store_true", help="print parameters, FLOPs, shardings and schedule, and stop"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
-
-    def work():
-        config = configs.load(args.config, overrides)
-        if args.dry_run:
-            return dry_run(config)
-        if not args.workdir:
-            raise UserError("--workdir is missing: say where the run writes, as --workdir=DIR")
-        processes.start()
-        runtime.keep_programs()
-        runtime.keep_memory()
-        folder = workdir.make(args.workdir)
-        with cli.logging_to(folder):
-            train(config, folder)
-
-    return watchdog.run(work, args.debug)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Measures parts of the framework."""

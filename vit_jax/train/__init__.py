@@ -1,0 +1,1 @@
+"""Training: its loop, its step, and what both are made of."""
