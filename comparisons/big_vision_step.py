@@ -24,7 +24,12 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from vit_jax.models import losses  # noqa: E402
-from vit_jax.plan import collectives, compilation, estimate, hlo  # noqa: E402
+from vit_jax.plan import (
+    collectives,
+    compilation,
+    figures,  # noqa: E402
+    hlo,
+)
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"
 COMMON = ["model.pool=gap", "model.posemb=sincos2d", "model.pre_logits=False", "model.dropout=0", "optim.wd=1e-4"]
@@ -63,7 +68,7 @@ CASES = [
 def facts(compiled, arguments, mesh, chip) -> dict:
     """Mcycles, memory and communication of a compiled program."""
     program, memory = hlo.Program(compiled.as_text()), compiled.memory_analysis()
-    roofline, compute = estimate.compute_ms(program, chip)
+    roofline, compute = figures.compute_ms(program, chip)
     sent = collectives.collectives(program, mesh, chip)
     return dict(
         mcycles=compute * chip.clock / 1e9,

@@ -44,7 +44,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     import jax
 
     from vit_jax import config as configs
-    from vit_jax import step_benchmark
+    from vit_jax.benchmark import step
     from vit_jax.distributed import runtime
     from vit_jax.models.flops import model_flops
     from vit_jax.train import experiment, loop
@@ -63,7 +63,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     train_step, _ = compiling.result()
     jax.block_until_ready(state)
     runtime.release_memory()
-    images = step_benchmark.random_batch(job.batch, CLASSES)
+    images = step.random_batch(job.batch, CLASSES)
     infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
 
     def train():

@@ -12,7 +12,7 @@ from conftest import last_error, metric_lines
 
 from vit_jax import benchmark
 from vit_jax import config as configs
-from vit_jax.data import benchmark as data_benchmark
+from vit_jax.benchmark import data
 from vit_jax.distributed import hardware, runtime
 from vit_jax.models.flops import model_flops
 from vit_jax.train import experiment
@@ -45,9 +45,9 @@ def test_the_report_holds_every_stage(tiny, tmp_path):
 
 
 def test_topologies():
-    assert data_benchmark.chips_of("v5e:16x16") == ("TPU v5e", 256)
-    assert data_benchmark.chips_of("v4:2x2x4") == ("TPU v4", 16)
-    assert all(kind in hardware.PEAK_FLOPS for kind, _ in map(data_benchmark.chips_of, ("v5p:1x1", "v6e:4x4")))
+    assert data.chips_of("v5e:16x16") == ("TPU v5e", 256)
+    assert data.chips_of("v4:2x2x4") == ("TPU v4", 16)
+    assert all(kind in hardware.PEAK_FLOPS for kind, _ in map(data.chips_of, ("v5p:1x1", "v6e:4x4")))
 
 
 @pytest.mark.parametrize(

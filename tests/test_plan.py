@@ -15,7 +15,7 @@ from vit_jax.distributed import hardware
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import __main__ as command
-from vit_jax.plan import analysis, collectives, compilation, estimate, hlo, report, run, search, suggestions, topology
+from vit_jax.plan import collectives, compilation, cost_model, figures, hlo, report, run, search, suggestions, topology
 from vit_jax.train import experiment, loop
 
 V5E = hardware.TPUS["v5e"]
@@ -165,7 +165,7 @@ def test_flops_bytes_and_cycles_equal_those_counted_by_hand(program):
 
 
 def test_time_is_the_sum_over_instructions_of_the_nearer_limit(program):
-    roofline, cycles = estimate.compute_ms(program, V5E)
+    roofline, cycles = figures.compute_ms(program, V5E)
     moved = 7 * (1284 + 548) + 192 + 64 + 2048  # all of them bound by memory
     assert roofline == pytest.approx(1e3 * moved / V5E.hbm_bandwidth)
     assert cycles == pytest.approx(1e3 * (7 * 130 + 7) / V5E.clock)
@@ -551,24 +551,24 @@ def small():
     ],
 )
 def test_activations_of_l16_are_about_those_of_the_compiler(large, settings, gib, factor):
-    one = analysis.resketch(analysis.sketch(large), suggestions.changed(large.config, settings))
-    assert gib / factor < analysis.activation_bytes(one) / 2**30 < gib * factor
+    one = cost_model.resketch(cost_model.sketch(large), suggestions.changed(large.config, settings))
+    assert gib / factor < cost_model.activation_bytes(one) / 2**30 < gib * factor
 
 
 def test_memory_of_whole_steps_is_about_that_of_the_compiler(large):
-    assert analysis.guess(analysis.sketch(large)).bytes / 2**30 == pytest.approx(2.88 + 9.11, rel=0.25)
+    assert cost_model.guess(cost_model.sketch(large)).bytes / 2**30 == pytest.approx(2.88 + 9.11, rel=0.25)
     config = loaded("configs/pretrain.py:H/14,imagenet2012", *PLAIN, "optim.momentum_dtype=bfloat16")
-    huge = analysis.sketch(job_of(config, 16, 16))
-    assert analysis.state_bytes(huge)[0] / 2**30 == pytest.approx(5.90, rel=0.02)
-    assert analysis.guess(huge).bytes / 2**30 == pytest.approx(5.90 + 4.38, rel=0.25)
+    huge = cost_model.sketch(job_of(config, 16, 16))
+    assert cost_model.state_bytes(huge)[0] / 2**30 == pytest.approx(5.90, rel=0.02)
+    assert cost_model.guess(huge).bytes / 2**30 == pytest.approx(5.90 + 4.38, rel=0.25)
 
 
 def test_more_shards_and_more_recomputation_take_less_memory(large):
-    one = analysis.sketch(large)
+    one = cost_model.sketch(large)
 
     def gib(**settings):
         changes = {key.replace("__", "."): value for key, value in settings.items()}
-        return analysis.guess(analysis.resketch(one, suggestions.changed(large.config, changes))).bytes / 2**30
+        return cost_model.guess(cost_model.resketch(one, suggestions.changed(large.config, changes))).bytes / 2**30
 
     plain = gib()
     assert gib(mesh__zero=True) < plain
@@ -579,7 +579,7 @@ def test_more_shards_and_more_recomputation_take_less_memory(large):
 
 def suggested(job, limit_gib: float) -> list[str]:
     """Suggestions where the compiler takes as much memory as the model says."""
-    return suggestions.suggest(job, limit_gib, analysis.guess(analysis.sketch(job)).bytes)
+    return suggestions.suggest(job, limit_gib, cost_model.guess(cost_model.sketch(job)).bytes)
 
 
 def flags(text: str) -> list[str]:
@@ -589,7 +589,7 @@ def flags(text: str) -> list[str]:
 
 @pytest.mark.parametrize("limit", [3, 1.9, 1.2, 0.5])
 def test_every_suggestion_can_be_pasted_and_fits_by_the_model(small, limit):
-    one, texts = analysis.sketch(small), suggested(small, limit)
+    one, texts = cost_model.sketch(small), suggested(small, limit)
     assert texts
     for text in texts:
         assert all(flag.startswith("--config.") for flag in flags(text))
@@ -599,7 +599,7 @@ def test_every_suggestion_can_be_pasted_and_fits_by_the_model(small, limit):
             *(f"--config.{text}" for text in PLAIN[:-1]),
         ]
         config = configs.load("configs/pretrain.py:S/16,imagenet2012", [*given, *flags(text)])
-        assert analysis.guess(analysis.resketch(one, config)).bytes / 2**30 < limit
+        assert cost_model.guess(cost_model.resketch(one, config)).bytes / 2**30 < limit
 
 
 def test_a_job_that_cannot_fit_is_told_so(small):
@@ -618,9 +618,9 @@ def test_a_mixer_is_not_told_to_use_settings_of_transformers(tmp_path):
 
 def test_candidates_divide_fit_and_come_fastest_first(small):
     found = search.candidates(small, 2.0)
-    one, order = analysis.sketch(small), []
+    one, order = cost_model.sketch(small), []
     for values, config in found:
-        guess = analysis.guess(analysis.resketch(one, config))  # raises where something does not divide
+        guess = cost_model.guess(cost_model.resketch(one, config))  # raises where something does not divide
         assert guess.bytes < 0.95 * 2.0 * 2**30
         order.append((search.family(values), guess.ms))
     families = [family for family, _ in order]

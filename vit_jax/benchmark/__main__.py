@@ -24,12 +24,12 @@ PARTS = {
     "startup": "from a command to its first step, with an empty and a filled compilation cache, and to an error",
 }
 MODULES = {
-    "step": "vit_jax.step_benchmark",
-    "data": "vit_jax.data.benchmark",
-    "checkpoint": "vit_jax.checkpoint_benchmark",
-    "startup": "vit_jax.startup_benchmark",
+    "step": "vit_jax.benchmark.step",
+    "data": "vit_jax.benchmark.data",
+    "checkpoint": "vit_jax.benchmark.checkpoint",
+    "startup": "vit_jax.benchmark.startup",
 }
-DEFAULT = str(pathlib.Path(__file__).parent.parent / "configs/step.py")
+DEFAULT = str(pathlib.Path(__file__).parent.parent.parent / "configs/step.py")
 
 
 def add_arguments(part: str, parser: argparse.ArgumentParser) -> None:

@@ -5,14 +5,14 @@ import sys
 import jax
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.plan import compilation, estimate, report, search
+from vit_jax.plan import compilation, figures, report, search
 from vit_jax.train import experiment
 
 
 def plan(job: experiment.Job, args, limit_gib: float) -> dict:
     """The JSON of a plan, from the compiler."""
     named = dict(config=args.config, topology=args.topology, num_slices=args.num_slices)
-    return named | estimate.estimate(job, compilation.compile_job(job), limit_gib)
+    return named | figures.estimate(job, compilation.compile_job(job), limit_gib)
 
 
 def attempt(job: experiment.Job, settings: dict, config, args, limit_gib: float) -> dict:

@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models.ops import attention as kernels
-from vit_jax.plan import analysis
+from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.plan.suggestions import MARGIN, changed, lines
 from vit_jax.train.experiment import Job
@@ -48,11 +48,11 @@ def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
     Raises:
       NegativeResult: nothing should fit.
     """
-    found, one = [], analysis.sketch(job)
+    found, one = [], cost_model.sketch(job)
     for values in settings(job):
         config = changed(job.config, values)
         try:
-            guess = analysis.guess(analysis.resketch(one, config))
+            guess = cost_model.guess(cost_model.resketch(one, config))
         except UserError:  # a batch or a width that does not divide
             continue
         if guess.bytes < MARGIN * limit_gib * GIB:

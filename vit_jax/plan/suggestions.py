@@ -4,7 +4,7 @@ import copy
 import math
 
 from vit_jax.errors import UserError
-from vit_jax.plan import analysis
+from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.train.experiment import Job
 
@@ -48,13 +48,13 @@ def levers(job: Job) -> list[dict]:
 
 def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
     """Command-line settings with which the job should fit: single ones first, else all that help, one after another."""
-    singles, combined, one = [], {}, analysis.sketch(job)
-    before = analysis.guess(one).bytes
+    singles, combined, one = [], {}, cost_model.sketch(job)
+    before = cost_model.guess(one).bytes
     scale = total_bytes / before / GIB  # the compiler's word on this job counts more than the model's
 
     def gib(change: dict) -> float:
         try:
-            return analysis.guess(analysis.resketch(one, changed(job.config, change))).bytes * scale
+            return cost_model.guess(cost_model.resketch(one, changed(job.config, change))).bytes * scale
         except UserError:  # microbatches that do not divide
             return math.inf
 
