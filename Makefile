@@ -13,12 +13,12 @@ test: .venv/installed
 
 # Tries to lose a run in a thousand ways, which takes half an hour of two cores.
 faults: .venv/installed
-	PYTHONPATH=.:tests .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
+	PYTHONPATH=.:tests:tests/train .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
 
 # Compiles every recipe of configs/pods.py for its pod, which takes an hour of two cores.
 plans: .venv/installed
 	.venv/bin/python -m pip install --quiet --editable '.[dev,plan]'
-	.venv/bin/python -m vit_jax.plan.sheet --out=docs/pods.md
+	.venv/bin/python -m vit_jax.plan.pods_page --out=docs/pods.md
 
 .venv/installed: setup.py pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

@@ -47,6 +47,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["vit_jax", "vit_jax.*", "launch"]),
     package_data={"vit_jax.data.prepare": ["*.txt"], "launch": ["*.sh", "*.sbatch", "Dockerfile*"]},
     install_requires=CORE,
+    entry_points={"console_scripts": ["vit_jax = vit_jax.__main__:main"]},
     extras_require={
         "test": TEST,
         "dev": [*TEST, "ruff>=0.17"],

@@ -24,12 +24,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from vit_jax.models import losses  # noqa: E402
-from vit_jax.plan import (
-    collectives,
-    compilation,
-    figures,  # noqa: E402
-    hlo,
-)
+from vit_jax.plan import collectives, compilation, figures, hlo  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"
 COMMON = ["model.pool=gap", "model.posemb=sincos2d", "model.pre_logits=False", "model.dropout=0", "optim.wd=1e-4"]

@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def environment(index: int, count: int, port: int, devices: int) -> dict[str, str]:
-    """The variables by which `vit_jax.processes.start` finds the job; `devices` > 0 fakes CPU devices."""
+    """The variables by which `vit_jax.distributed.processes.start` finds the job; `devices` > 0 fakes CPU devices."""
     extra = dict(
         VIT_JAX_COORDINATOR=f"localhost:{port}", VIT_JAX_NUM_PROCESSES=str(count), VIT_JAX_PROCESS_ID=str(index)
     )

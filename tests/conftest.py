@@ -18,7 +18,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import numpy as np
 import pytest
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+ROOT = pathlib.Path(__file__).parent.parent
+GOLDEN = ROOT / "tests/golden"
 
 
 @pytest.fixture(scope="session", autouse=True)

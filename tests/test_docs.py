@@ -11,13 +11,13 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
 
 from vit_jax import convert, demo, finetune, predict
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
 
-ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 

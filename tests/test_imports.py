@@ -1,74 +1,38 @@
 """Who may import whom, and that the core does without TensorFlow."""
 
 import ast
+import itertools
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "vit_jax"
+PACKAGE = ROOT / "vit_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Module (or folder) -> modules of ours that it may import. What is not listed may import everything: the entry points.
-MAY_IMPORT = {
-    "errors": set(),
-    "chips": set(),
-    "perf": set(),
-    "losses": set(),
-    "augment": set(),
-    "randaug": {"chips"},
-    "three_augment": set(),
-    "preprocess": {"augment", "losses", "randaug", "three_augment"},
-    "result_file": {"errors"},
-    "user_cache": set(),
-    "config_rules": {"errors"},
-    "config": {"config_rules", "errors"},
-    "processes": {"errors"},
-    "sharding": {"chips", "errors"},
-    "layout": {"sharding"},
-    "optim": {"errors", "sharding"},
-    "step": {"losses"},
-    "metrics": {"errors", "result_file"},
-    "figures": {"metrics"},
-    "integrity": {"errors", "processes", "sharding"},
-    "memory": {"errors"},
-    "preemption": set(),
-    "soundness": {"errors"},
-    "versions": set(),
-    "agreement": {"errors", "processes", "versions"},
-    "watch": {"errors", "processes"},
-    "checkpoint": {"errors", "integrity", "memory", "processes"},
-    "checkpointer": {"checkpoint", "errors", "integrity", "processes"},
-    "workdir": {"errors", "config", "checkpoint", "result_file", "versions"},
-    "state": {"adapt", "checkpoint", "errors", "layout", "pretrained", "sharding", "step", "workdir"},
-    "summary": {"layout", "perf", "sharding", "data"},
-    "models": {"errors", "sharding", "augment", "perf", "models"},
-    "formats": {"errors", "layout", "memory", "models", "formats"},
-    "adapt": {"errors", "layout", "models", "formats"},
-    "pretrained": {"errors", "checkpoint", "layout", "models", "formats", "adapt"},
-    "plan": {"chips", "config", "data", "errors", "models", "perf", "plan", "result_file"}
-    | {"sharding", "state", "train"},
-    "plan/hlo": set(),
-    "plan/topology": {"chips", "errors"},
-    "plan/collectives": {"chips", "plan"},
-    "data": {"errors", "sharding", "user_cache", "data"},
-    "data/show": {"augment", "errors", "preprocess", "data"},
-    "data/benchmark": {"chips", "errors", "perf", "preprocess", "sharding", "train", "data"},
-    "data/__main__": {"config", "errors", "metrics", "result_file"},
-    "step_benchmark": {"chips", "errors", "perf", "plan", "state"},
-    "checkpoint_benchmark": {"checkpointer", "errors", "perf", "plan", "state"},
-    "startup_benchmark": {"errors", "perf", "user_cache"},
-    "evals": {"errors", "evaluators", "pretrained", "sharding", "watch", "data"},
-    "evaluators": {"errors", "losses", "augment", "sharding", "evaluators"},
-}
+# From the ground up: a folder (or file at the root) imports those above it in this list, and itself. Commands that are
+# in one row do not import each other.
+LAYERS = (
+    ("errors",),
+    ("cli", "config"),
+    ("distributed",),
+    ("models", "checkpoints"),
+    ("weights", "data"),
+    ("evaluate",),
+    ("train",),
+    ("plan", "vtab", "finetune", "figures", "convert", "predict"),
+    ("benchmark", "demo"),
+    ("__init__", "__main__"),
+)
 # Library -> the only places that may import it.
 ONLY_IN = {
-    "tensorflow": ("data/",),
+    "tensorflow": ("data/", "benchmark/data.py"),
     "tensorflow_datasets": ("data/",),
-    "clu": ("metrics.py",),
+    "clu": ("train/metrics.py",),
     "flax": ("models/",),
-    "orbax": ("checkpoint.py", "checkpointer.py"),
+    "orbax": ("checkpoints/",),
     "pickle": (),
     "dill": (),
     "cloudpickle": (),
@@ -90,14 +54,13 @@ def imports(path: pathlib.Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_layers(path):
+def test_imports_run_one_way(path):
     relative = path.relative_to(PACKAGE).as_posix()
-    owner = relative.removesuffix(".py")
-    owner = owner if owner in MAY_IMPORT else owner.split("/")[0]
+    owner = relative.removesuffix(".py").split("/")[0]
     names = imports(path)
+    above = set(itertools.chain(*itertools.takewhile(lambda row: owner not in row, LAYERS)))
     ours = {name.split(".")[1] for name in names if name.startswith("vit_jax.")}
-    if owner in MAY_IMPORT:
-        assert ours <= MAY_IMPORT[owner], f"{relative} imports {ours - MAY_IMPORT[owner]}"
+    assert ours <= above | {owner}, f"{relative} imports {ours - above - {owner}}"
     for library, places in ONLY_IN.items():
         if any(name.split(".")[0] == library for name in names):
             assert relative.startswith(places), f"{relative} imports {library}"
@@ -133,8 +96,8 @@ def test_names_of_files_say_something():
 
 def test_the_core_imports_without_tensorflow():
     core = [path.relative_to(PACKAGE.parent) for path in FILES]
-    modules = [".".join(path.with_suffix("").parts) for path in core if "data" not in path.parts]
-    modules += ["vit_jax.data.catalog", "vit_jax.data.__main__"]
+    modules = [".".join(path.with_suffix("").parts) for path in core if "data" not in path.with_suffix("").parts]
+    modules += ["vit_jax.data.sources.catalog", "vit_jax.data.__main__"]
     code = "import sys\nfor name in ('tensorflow', 'tensorflow_datasets', 'clu'): sys.modules[name] = None\n"
     code += "\n".join(f"import {name}" for name in modules if not name.endswith("__main__"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
@@ -158,5 +121,6 @@ def test_help_works_without_tensorflow(command):
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
 
 
-def test_the_map_names_only_modules_that_exist():
-    assert all((PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists() for name in MAY_IMPORT)
+def test_the_layers_name_what_stands_at_the_root_of_the_package():
+    found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 20

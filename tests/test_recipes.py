@@ -1,10 +1,10 @@
 """Every shipped recipe against the tables of the papers, and every model that they name."""
 
 import math
-import pathlib
 
 import jax
 import pytest
+from conftest import ROOT
 from test_models import COUNTS
 
 from vit_jax import config as configs
@@ -14,7 +14,7 @@ from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
 from vit_jax.weights import adapt
 
-CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+CONFIGS = ROOT / "configs"
 
 # arXiv 2010.11929 table 3: data set, variant, epochs, base learning rate, decay, weight decay, dropout. Where the table
 # gives two lengths (7/14, 30/90) the longer one.

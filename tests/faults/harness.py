@@ -1,6 +1,7 @@
 """Tries to lose a run: kills, signals, full disks, damaged files and mistakes, all seeded. See docs/reliability.md.
 
-PYTHONPATH=.:tests python tests/faults/harness.py [--short] [--only=NAME] [--seed=N] [--part=N] [--out=FILE.md]
+PYTHONPATH=.:tests:tests/train python tests/faults/harness.py \
+    [--short] [--only=NAME] [--seed=N] [--part=N] [--out=FILE.md]
 """
 
 import argparse

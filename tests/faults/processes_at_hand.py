@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from conftest import ROOT
+
 LIGHT = ROOT / "tests/faults/light_run.py"
 HANG_S = 180  # longer than any time-out that a trial may meet
 

@@ -8,10 +8,11 @@ import string
 
 from conftest import TINY
 from processes_at_hand import expect
-from vit_jax.config_rules import BRANCHES, CHOICES, PAIRS, RANGES
 
 from vit_jax import config as configs
+from vit_jax.config.rules import BRANCHES, CHOICES, PAIRS, RANGES
 from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.train import __main__ as train
 
 
 def called(key: str) -> str:

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
 from vit_jax.weights import load as pretrained
 
-log = logging.getLogger("vit_jax.evals")
+log = logging.getLogger("vit_jax.evaluate")
 
 ON_BATCHES = {"classification": classification.evaluate}
 ON_FEATURES = {"fewshot": fewshot.evaluate, "knn": knn.evaluate, "linear_probe": linear_probe.evaluate}

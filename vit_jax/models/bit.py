@@ -2,7 +2,8 @@
 
 Parameter names are those of big_vision's `bit_paper`, close to the hybrids': `root_block/conv_root/kernel`,
 `block1/unit01/{gn1,gn2,gn3}/{scale,bias}`, `.../{conv1,conv2,conv3,conv_proj}/kernel`, `norm-pre-head/{scale,bias}`,
-`head/{kernel,bias}`. The published files spell them as TensorFlow's scopes: `vit_jax.formats.bit` maps both ways.
+`head/{kernel,bias}`. The published files spell them as TensorFlow's scopes:
+`vit_jax.weights.formats.bit` maps both ways.
 
 What differs from the hybrids' stem (`vit_jax.models.resnet`), which is a ResNet v1: the units normalise before they
 convolve, and the shortcut is not normalised; GroupNorm's epsilon is 1e-5 and its variance is that of the centred

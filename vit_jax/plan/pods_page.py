@@ -1,6 +1,6 @@
 """The page of pod recipes: compiles each and writes a table.
 
-python -m vit_jax.plan.sheet --out=docs/pods.md [--only=L/16,v5e --only=...] [--jobs=2]
+python -m vit_jax.plan.pods_page --out=docs/pods.md [--only=L/16,v5e --only=...] [--jobs=2]
 """
 
 import concurrent.futures
@@ -76,7 +76,7 @@ def page(found: dict[str, dict]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.plan.sheet", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser("vit_jax.plan.pods_page", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", metavar="FILE.md", help="write the page here")
     parser.add_argument("--only", action="append", default=[], metavar="VARIANT,CHIP", help="this recipe (repeat)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compiles at once (default: %(default)s)")

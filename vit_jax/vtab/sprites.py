@@ -118,7 +118,7 @@ def draw(data_dir: str, count: int) -> pathlib.Path:
     results = {"train": [dict(examples=len(part)) for part in parts]}
     builder.info.set_splits(writer.split_dict(staging, "dsprites", results))
     builder.info.write_to_directory(staging)
-    shards.write_json(staging / f"{vtab_source.GENERATED}.json", dict(by="vit_jax.data.sprites", like="dSprites"))
+    shards.write_json(staging / f"{vtab_source.GENERATED}.json", dict(by="vit_jax.vtab.sprites", like="dSprites"))
     staging.rename(folder)
     return folder
 

@@ -1,18 +1,17 @@
 """How processes find each other, agree, and end together; clusters are simulated by their environment variables."""
 
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 import types
 
 import pytest
+from conftest import ROOT
 
 from vit_jax.distributed import preflight, processes, watchdog
 from vit_jax.errors import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent
 slow = pytest.mark.slow
 
 # What a command does, told apart by "WHAT:PROCESS".

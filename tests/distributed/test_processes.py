@@ -12,12 +12,11 @@ import time
 
 import numpy as np
 import pytest
-from conftest import TINY, metric_lines
+from conftest import ROOT, TINY, metric_lines
 from test_listings import make_folder, make_tar, wds, write_manifest
 from test_sources import prepare_cifar10
 from test_train import final_params, same_bits
 
-ROOT = pathlib.Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 LONGER = ["--config.total_steps=150", "--config.checkpoint.every=6", "--config.evals.val.every=0"]

@@ -1,18 +1,18 @@
 """The table of named models: docs/models.md is what the command prints; counts and FLOPs are those of others."""
 
-import pathlib
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import ROOT
 
 import vit_jax
 from vit_jax.models import __main__ as models
 from vit_jax.models.flops import model_flops
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs/models.md"
+DOCS = ROOT / "docs/models.md"
 BEGIN, END = "<!-- python -m vit_jax.models -->", "<!-- end of the table -->"
 
 # With 1,000 classes at 224, counted by running the published code on shapes: google-research/vision_transformer (ViT,

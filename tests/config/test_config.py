@@ -5,13 +5,11 @@ import json
 import pathlib
 
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.train import workdir
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_defaults_file_and_command_line_are_merged_in_this_order(tiny):

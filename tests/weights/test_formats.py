@@ -52,7 +52,7 @@ def published_names(flat: dict) -> dict:
     return {rename(name): value for name, value in flat.items()}
 
 
-# --- the numbers of every golden file (tests/test_models.py has those of vision_transformer's ViTs) -------------------
+# --- the numbers of every golden file (models/test_models.py has those of vision_transformer) ---------------------------
 
 
 @pytest.mark.parametrize("prefix", ["params", "params_scan"])

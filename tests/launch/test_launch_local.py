@@ -2,17 +2,15 @@
 
 import ast
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 
 import pytest
-from conftest import last_error
+from conftest import ROOT, last_error
 
 from launch import local
 
-ROOT = pathlib.Path(__file__).parent.parent
 INDEX = "import os, signal, sys, time; i = int(os.environ['VIT_JAX_PROCESS_ID']); "
 
 

@@ -432,7 +432,7 @@ def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
 
 def test_the_report_says_what_became_of_every_parameter(tmp_path, caplog):
     path = golden_file(tmp_path, "vit_token_rep", change=lambda flat: flat | {"extra/kernel": np.zeros((3, 3))})
-    with caplog.at_level(logging.INFO, "vit_jax.adapt"):
+    with caplog.at_level(logging.INFO, "vit_jax.weights.adapt"):
         vit_jax.from_pretrained(path, num_classes=5, image_size=48, registers=1, allow="^extra/")
     report = caplog.messages[-1]
     lines = [re.split(r"  +", line) for line in report.splitlines()[1:]]

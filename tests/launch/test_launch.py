@@ -14,11 +14,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from conftest import ROOT
 
 from launch import gke, tpu_pod, tpu_vm
 
-ROOT = pathlib.Path(__file__).parent.parent
-GOLDEN = pathlib.Path(__file__).parent / "golden_launch"
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 HARD = ["it's", 'a "b"', "$HOME `id` \\", "", "*", "é  ;&|", "-- x", "1e-4"]  # words that a shell or YAML would change
 
 PLACE = ["--zone=us-west4-a", "--project=example.com:my-project"]

@@ -9,6 +9,7 @@ import pytest
 import vit_jax
 from vit_jax.distributed import hardware
 from vit_jax.models.flops import model_flops
+from vit_jax.train import timer as timers
 from vit_jax.train.timer import StepTimer, hbm_gib
 from vit_jax.weights import adapt
 

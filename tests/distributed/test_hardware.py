@@ -1,19 +1,19 @@
 """What the process and the compiler are told of memory."""
 
 import os
-import pathlib
 import platform
 import subprocess
 import sys
 
 import jax
 import pytest
+from conftest import ROOT
 
 from vit_jax import config as configs
 from vit_jax.distributed import hardware, runtime
 from vit_jax.train import experiment
 
-CONFIG = pathlib.Path(__file__).parent.parent / "configs/step.py"
+CONFIG = ROOT / "configs/step.py"
 
 # The first product is an array of 64 MiB, more than glibc keeps by itself; each page that the kernel gives is a fault.
 # A step now and then takes new memory all the same, where a small block lies in the midst of the old.

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from conftest import last_error, metric_lines
+from conftest import ROOT, last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
@@ -197,7 +197,7 @@ def test_recipe_trains_on_imagenet21k(release, config_file, tmp_path):
         "model.width": 16, "model.depth": 1, "model.mlp_dim": 32, "model.num_heads": 2, "image_size": 32,
         "data.data_dir": f"{tmp_path}/data", "data.batch_size": 8, "total_steps": 2, "log_every": 1,
     }  # fmt: skip
-    recipe = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"
+    recipe = ROOT / "configs/pretrain.py"
     arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
     assert not train.main([f"--config={recipe}:B/16,imagenet21k", f"--workdir={tmp_path}/run", *arguments])
     losses = [line["train/loss"] for line in metric_lines(tmp_path / "run") if "train/loss" in line]

@@ -2,14 +2,13 @@
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import last_error, metric_lines
+from conftest import ROOT, last_error, metric_lines
 
 from vit_jax import config as configs
 from vit_jax.data.sources import open as sources
@@ -21,7 +20,6 @@ from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
 from vit_jax.weights import load as pretrained
 
-ROOT = pathlib.Path(__file__).parent.parent
 EVALS = """
 DATA = dict(split="val", train_split="train[:300]")
 EVALS = dict(

@@ -10,7 +10,8 @@ import time
 import mocked_tfds
 import pytest
 import tensorflow as tf
-from test_vtab import ROOT, SMALL
+from conftest import ROOT
+from test_vtab import SMALL
 
 from vit_jax.data.sources.vtab_tasks import VTAB
 

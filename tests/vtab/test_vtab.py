@@ -1,7 +1,6 @@
 """The suite of VTAB: its one program for all tasks, what it keeps and continues, its table, and the command."""
 
 import json
-import pathlib
 import textwrap
 
 import jax
@@ -12,6 +11,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from conftest import ROOT
 
 from vit_jax import config as configs
 from vit_jax.data import __main__ as data_command
@@ -22,7 +22,6 @@ from vit_jax.train import state as states
 from vit_jax.vtab import __main__ as command
 from vit_jax.vtab import protocol, report, suite, trainer
 
-ROOT = pathlib.Path(__file__).parent.parent
 TASKS = "dtd,oxford_iiit_pet,kitti_closest_vehicle_distance"
 SMALL = textwrap.dedent(
     """

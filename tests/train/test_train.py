@@ -9,7 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import TINY, below, golden, last_error, metric_lines
+from conftest import ROOT, TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
@@ -225,7 +225,7 @@ def test_fine_tuning_from_a_published_file(tmp_path, tiny):
 
 def test_evaluate_gives_the_numbers_of_training(done, tmp_path, capsys):
     _, workdir = done
-    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    config = ROOT / "configs/evaluate.py"
     arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
     assert evaluate.main(arguments) == 0
     found = json.loads((tmp_path / "out.json").read_text())
@@ -239,7 +239,7 @@ def test_evaluate_gives_the_numbers_of_training(done, tmp_path, capsys):
 @pytest.mark.parametrize(("batch_size", "mesh"), [(8, "data=8"), (56, "fsdp=8"), (360, "tensor=4"), (1024, "data=-1")])
 def test_evaluation_counts_every_example_once_for_any_batch_and_mesh(batch_size, mesh, done, tmp_path):
     _, workdir = done
-    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    config = ROOT / "configs/evaluate.py"
     arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
     assert evaluate.main([*arguments, f"--config.data.batch_size={batch_size}", f"--config.mesh.{mesh}"]) == 0
     found, last = json.loads((tmp_path / "out.json").read_text()), metric_lines(workdir)[-1]
@@ -422,7 +422,7 @@ def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_
     assert run(tiny, tmp_path / "run", *arguments) == 0
     last = metric_lines(tmp_path / "run")[-1]
     assert last["eval/val/top1"] == 1.0
-    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    config = ROOT / "configs/evaluate.py"
     for name, out in ((train_on, "three.json"), (test_on, "two.json")):
         arguments = [
             f"--config={config}:{name},train",
@@ -440,7 +440,7 @@ def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_
 
 def test_evaluate_refuses_what_would_have_no_effect(done, tmp_path, capsys):
     _, workdir = done
-    config = pathlib.Path(__file__).parent.parent / "configs/evaluate.py"
+    config = ROOT / "configs/evaluate.py"
     arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}"]
     assert evaluate.main([*arguments, "--config.model.pool=map"]) == 2
     assert "model.pool has no effect in evaluate" in last_error(capsys)
@@ -473,7 +473,7 @@ def test_a_workdir_that_could_not_be_read_back_is_refused(tiny, tmp_path, capsys
 
 
 def test_dry_run_needs_no_devices(capsys):
-    recipe = pathlib.Path(__file__).parent.parent / "configs/pretrain.py:B/16,imagenet2012"
+    recipe = ROOT / "configs/pretrain.py:B/16,imagenet2012"
     assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=64", "--config.mesh.data=4"]) == 0
     assert "'fsdp'" in capsys.readouterr().out
     assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=3"]) == 2

@@ -1,4 +1,4 @@
-"""VTAB's 19 tasks a second time, as the positions of their examples: what `vit_jax.data.tasks` is compared with.
+"""VTAB's 19 tasks a second time, as the positions of their examples, to compare `data/sources/vtab_tasks.py` with.
 
 Written from google-research/task_adaptation's tests and scenic's vtab configs, which agree on all of this.
 """

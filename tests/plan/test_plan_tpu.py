@@ -10,10 +10,10 @@ import sys
 import tempfile
 
 import pytest
+from conftest import ROOT
 
 pytestmark = pytest.mark.plan
 
-ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = """
 import ml_collections
 

@@ -1,14 +1,12 @@
 """Images with several labels: as a CSV lists them, as TFDS holds them (ImageNet ReaL), in training and evaluation."""
 
-import pathlib
-
 import jax.numpy as jnp
 import ml_collections
 import mocked_tfds
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from conftest import last_error, metric_lines
+from conftest import ROOT, last_error, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
@@ -20,7 +18,6 @@ from vit_jax.evaluate import classification, suite
 from vit_jax.models import losses
 from vit_jax.train import __main__ as train
 
-ROOT = pathlib.Path(__file__).parent.parent
 LINES = ["a.png,cat;dog,train", "b.png,dog,train", "c.png,,train", "d.png, bird ;cat,train", "e.png,dog;bird,val"]
 
 
