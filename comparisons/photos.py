@@ -2,9 +2,10 @@
 
     python -m comparisons.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256]
 
-JPEGs of about 500 x 375 and 95 kB, as ImageNet's: noise with the 1/f spectrum of natural images, and objects with
-sharp edges. Prepared for TFDS twice, as `photos` (tfrecord) and `photos_array_record`, with splits train and val.
---short_side adds what a user may prepare from it: `photos_256` and `photos_256_array_record`.
+JPEGs of about 500 x 375 and 95 kB, as ImageNet's: noise with the 1/f spectrum of natural images,
+and objects with sharp edges. Prepared for TFDS twice, as `photos` (tfrecord) and
+`photos_array_record`, with splits train and val. --short_side adds what a user may prepare from it:
+`photos_256` and `photos_256_array_record`.
 """
 
 import argparse
@@ -16,7 +17,15 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw
 
-SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 400), (448, 336), (640, 480))  # width, height
+SIZES = (
+    (500, 375),
+    (375, 500),
+    (500, 333),
+    (333, 500),
+    (500, 400),
+    (448, 336),
+    (640, 480),
+)  # width, height
 SHARES = (0.45, 0.15, 0.15, 0.08, 0.07, 0.06, 0.04)
 CLASSES = 10
 QUALITY = 90
@@ -25,19 +34,26 @@ FORMATS = ("tfrecord", "array_record")
 
 
 def noise(rng: np.random.Generator, width: int, height: int, slope: float) -> np.ndarray:
-    """Colours whose amplitude falls with frequency as f ** -slope, mostly the same in the three channels: [H, W, 3]."""
+    """Colours whose amplitude falls with frequency as f ** -slope, mostly the same in the three
+    channels: [H, W, 3].
+    """
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     amplitude = np.maximum(frequency, 1 / max(width, height)) ** -slope
     white = np.fft.rfft2(rng.standard_normal((3, height, width)))
     grey, red, blue = np.fft.irfft2(white * amplitude, (height, width))
     grey, red, blue = (channel / channel.std() for channel in (grey, red, blue))
-    return np.stack([grey + 0.35 * red, grey - 0.15 * red - 0.15 * blue, grey + 0.35 * blue], axis=-1)
+    return np.stack(
+        [grey + 0.35 * red, grey - 0.15 * red - 0.15 * blue, grey + 0.35 * blue], axis=-1
+    )
 
 
 def outline(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     """A mask of one object: an ellipse or a polygon."""
     mask = Image.new("L", (width, height))
-    centre, extent = rng.uniform(0, 1, 2) * (width, height), rng.uniform(0.05, 0.35, 2) * min(width, height)
+    centre, extent = (
+        rng.uniform(0, 1, 2) * (width, height),
+        rng.uniform(0.05, 0.35, 2) * min(width, height),
+    )
     if rng.random() < 0.5:
         ImageDraw.Draw(mask).ellipse([*(centre - extent), *(centre + extent)], fill=255)
     else:
@@ -48,7 +64,9 @@ def outline(rng: np.random.Generator, width: int, height: int) -> Image.Image:
 
 
 def photo(rng: np.random.Generator) -> Image.Image:
-    """A background and up to twelve objects, each with a colour, a contrast and a sharpness of its own."""
+    """A background and up to twelve objects, each with a colour, a contrast and a sharpness of its
+    own.
+    """
     width, height = SIZES[rng.choice(len(SIZES), p=SHARES)]
 
     def surface():
@@ -59,7 +77,9 @@ def photo(rng: np.random.Generator) -> Image.Image:
     image, other = surface(), surface()
     for _ in range(rng.integers(3, 13)):
         mask = outline(rng, width, height)
-        filled = Image.blend(other, Image.new("RGB", image.size, tuple(rng.integers(0, 256, 3).tolist())), 0.5)
+        filled = Image.blend(
+            other, Image.new("RGB", image.size, tuple(rng.integers(0, 256, 3).tolist())), 0.5
+        )
         image.paste(filled, mask=mask)
     return image
 
@@ -86,8 +106,12 @@ def writer(out: pathlib.Path, name: str, file_format: str, per_shard: int):
             label=tfds.features.ClassLabel(num_classes=CLASSES),
         )
     )
-    info = tfds.core.DatasetInfo(builder=identity, features=features, supervised_keys=("image", "label"))
-    return tfds.core.SequentialWriter(info, max_examples_per_shard=per_shard, file_format=file_format)
+    info = tfds.core.DatasetInfo(
+        builder=identity, features=features, supervised_keys=("image", "label")
+    )
+    return tfds.core.SequentialWriter(
+        info, max_examples_per_shard=per_shard, file_format=file_format
+    )
 
 
 def examples(numbers: range, seed: int, sides: tuple) -> Iterator[tuple[dict, int]]:
@@ -99,23 +123,31 @@ def examples(numbers: range, seed: int, sides: tuple) -> Iterator[tuple[dict, in
 
 
 def make(out: pathlib.Path, count: int, seed: int = 0, short_side: int = 0) -> float:
-    """Writes `count` examples to train and a tenth of that to val; returns the mean size of train's in kB."""
+    """Writes `count` examples to train and a tenth of that to val; returns the mean size of train's
+    in kB.
+    """
     sides = (0, short_side) if short_side else (0,)
     splits = dict(train=range(count), val=range(count, count + -(-count // 10)))
     made = {split: list(examples(numbers, seed, sides)) for split, numbers in splits.items()}
     for side in sides:
         for file_format in FORMATS:
-            name = "photos" + f"_{side}" * bool(side) + f"_{file_format}" * (file_format != "tfrecord")
+            name = (
+                "photos" + f"_{side}" * bool(side) + f"_{file_format}" * (file_format != "tfrecord")
+            )
             each = writer(out, name, file_format, -(-count // SHARDS))
             each.initialize_splits(list(splits))
             for split, of_split in made.items():
-                each.add_examples({split: [dict(image=io.BytesIO(files[side]), label=y) for files, y in of_split]})
+                each.add_examples(
+                    {split: [dict(image=io.BytesIO(files[side]), label=y) for files, y in of_split]}
+                )
             each.close_all()
     return float(np.mean([len(files[0]) for files, _ in made["train"]])) / 1e3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,5 @@
-"""Whether pretraining helps: sprites, faces and textures from weights that were pretrained here, and from scratch.
+"""Whether pretraining helps: sprites, faces and textures from weights that were pretrained here,
+and from scratch.
 
     python -m comparisons.transfer DIR --data_dir=DATA_DIR
 
@@ -6,10 +7,11 @@ takes three quarters of an hour of two cores. DATA_DIR has generated sprites, as
 
     python -m vit_jax.vtab prepare --config=configs/vtab.py --config.vtab.generated=True --config.data.data_dir=DATA_DIR
 
-Pretraining sees digits, and sprites of the train split labelled with shape, scale, height, and distance from the
-middle. It is transferred to their place from left to right, their orientation, faces (scikit-image's lfw_subset) and
-textures (its brick, grass and gravel; `pip install -e '.[comparisons]'` has them). Every learning rate is chosen on
-validation examples, from the same ones for both.
+Pretraining sees digits, and sprites of the train split labelled with shape, scale, height, and
+distance from the middle. It is transferred to their place from left to right, their orientation,
+faces (scikit-image's lfw_subset) and textures (its brick, grass and gravel; `pip install -e
+'.[comparisons]'` has them). Every learning rate is chosen on validation examples, from the same
+ones for both.
 """
 
 import argparse
@@ -118,13 +120,19 @@ def run(*words: str) -> None:
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def suite(folder: pathlib.Path, data_dir: str, weights: pathlib.Path) -> dict[str, dict[str, list[float]]]:
+def suite(
+    folder: pathlib.Path, data_dir: str, weights: pathlib.Path
+) -> dict[str, dict[str, list[float]]]:
     """Accuracies by task, start and seed on the sprites."""
     body = SUITE.format(data_dir=data_dir, seeds=SEEDS)
     names, found = "dsprites_label_x_position,dsprites_label_orientation", {}
     for start in ("pretrained", "scratch"):
         # Pretrained weights say what the model is.
-        model = f"config.init_from = {str(weights)!r}\n    config.model = dict()" if start == "pretrained" else ""
+        model = (
+            f"config.init_from = {str(weights)!r}\n    config.model = dict()"
+            if start == "pretrained"
+            else ""
+        )
         config = config_file(folder / f"suite_{start}.py", f"{body}\n    {model}")
         workdir = folder / f"suite_{start}"
         run("vit_jax.vtab", "run", config, f"--workdir={workdir}", f"--tasks={names}")
@@ -134,7 +142,9 @@ def suite(folder: pathlib.Path, data_dir: str, weights: pathlib.Path) -> dict[st
 
 
 def folders(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, list[float]]]:
-    """Accuracies by data set, start and seed on images in folders, each with its own choice of the learning rate."""
+    """Accuracies by data set, start and seed on images in folders, each with its own choice of the
+    learning rate.
+    """
     found = {}
     for name, make in (("faces", faces), ("textures", textures)):
         if not (folder / name).exists():
@@ -142,8 +152,17 @@ def folders(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, 
         config = config_file(folder / f"{name}.py", FOLDER.format(folder=folder / name))
         for start, more in (("pretrained", [f"--config.init_from={weights}"]), ("scratch", [])):
             for seed in range(SEEDS):
-                workdir, out = folder / f"{name}_{start}_{seed}", folder / f"{name}_{start}_{seed}.json"
-                arguments = [config, f"--workdir={workdir}", f"--json={out}", f"--config.seed={seed}", "--held_out=20%"]
+                workdir, out = (
+                    folder / f"{name}_{start}_{seed}",
+                    folder / f"{name}_{start}_{seed}.json",
+                )
+                arguments = [
+                    config,
+                    f"--workdir={workdir}",
+                    f"--json={out}",
+                    f"--config.seed={seed}",
+                    "--held_out=20%",
+                ]
                 run("vit_jax.finetune", *arguments, "--lrs=0.0001,0.0003,0.001,0.003", *more)
                 top1 = json.loads(out.read_text())["final"]["eval/test/top1"]
                 found.setdefault(name, {}).setdefault(start, []).append(top1)
@@ -158,7 +177,11 @@ def main(argv: list[str]) -> None:
     folder = args.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     csv, weights = pretraining_data(folder), folder / "pretrained"
-    run("vit_jax.train", config_file(folder / "pretrain.py", PRETRAIN.format(csv=csv)), f"--workdir={weights}")
+    run(
+        "vit_jax.train",
+        config_file(folder / "pretrain.py", PRETRAIN.format(csv=csv)),
+        f"--workdir={weights}",
+    )
     found = suite(folder, args.data_dir, weights) | folders(folder, weights)
     print("| task | pretrained | from scratch | difference |\n|---|---|---|---|")
     from vit_jax.vtab.report import confidence

@@ -1,27 +1,32 @@
-"""How to train your ViT (AugReg), arXiv 2106.10270: augmentation by level and size of the model, from scratch.
+"""How to train your ViT (AugReg), arXiv 2106.10270: augmentation by level and size of the model,
+from scratch.
 
     python -m vit_jax.train --config=configs/augreg.py:B/16,imagenet2012 --workdir=gs://BUCKET/b16
 
-The argument is VARIANT,DATASET[,AUG][,reg]. DATASET: imagenet2012 or imagenet21k. AUG: none, light1, light2, medium1,
-medium2, strong1, strong2; without it, big_vision's choice for the model, a compromise of 30 and 300 epochs. reg: the
-paper's dropout and stochastic depth, which help B/32, B/16 and L/16 on imagenet2012 (figure 4).
+The argument is VARIANT,DATASET[,AUG][,reg]. DATASET: imagenet2012 or imagenet21k. AUG: none,
+light1, light2, medium1, medium2, strong1, strong2; without it, big_vision's choice for the model, a
+compromise of 30 and 300 epochs. reg: the paper's dropout and stochastic depth, which help B/32,
+B/16 and L/16 on imagenet2012 (figure 4).
 
-The recipe is that of big_vision's vit_i1k.py and vit_i21k.py, its authors' own. Expected is what timm measures for the
-authors' files after fine-tuning on ImageNet at 224 (results-imagenet.csv; the files' names have their settings), top-1
-on validation. S/16,imagenet2012: 78.8 %; B/32,imagenet2012,reg: 74.9 %; B/16,imagenet2012,strong2,reg: 79.2 %;
-B/16,imagenet21k,medium1: 84.5 %; L/16,imagenet21k,medium1,reg: 85.9 %; and with --config.optim.wd=3e-5
-Ti/16,imagenet21k: 75.5 %; S/32,imagenet21k,light1: 76.0 %; S/16,imagenet21k: 81.4 %. What differs: the files of
-imagenet21k have a class token, big_vision's recipe the mean of the patches.
+The recipe is that of big_vision's vit_i1k.py and vit_i21k.py, its authors' own. Expected is what
+timm measures for the authors' files after fine-tuning on ImageNet at 224 (results-imagenet.csv; the
+files' names have their settings), top-1 on validation. S/16,imagenet2012: 78.8 %;
+B/32,imagenet2012,reg: 74.9 %; B/16,imagenet2012,strong2,reg: 79.2 %; B/16,imagenet21k,medium1: 84.5
+%; L/16,imagenet21k,medium1,reg: 85.9 %; and with --config.optim.wd=3e-5 Ti/16,imagenet21k: 75.5 %;
+S/32,imagenet21k,light1: 76.0 %; S/16,imagenet21k: 81.4 %. What differs: the files of imagenet21k
+have a class token, big_vision's recipe the mean of the patches.
 
-Cost, 300 epochs: S/16 1.0e19 FLOP on imagenet2012 and 1.2e20 on imagenet21k, B/16 4.0e19 and 4.5e20, L/16 1.4e20 and
-1.6e21. --config.model.dtype=bfloat16 is faster where float32 products are not done in bfloat16 anyway (TPU).
+Cost, 300 epochs: S/16 1.0e19 FLOP on imagenet2012 and 1.2e20 on imagenet21k, B/16 4.0e19 and
+4.5e20, L/16 1.4e20 and 1.6e21. --config.model.dtype=bfloat16 is faster where float32 products are
+not done in bfloat16 anyway (TPU).
 """
 
 import ml_collections
 
 from vit_jax.errors import UserError
 
-# Level -> (mixup, operations of RandAugment, their magnitude); light1 has operations, of magnitude 0.
+# Level -> (mixup, operations of RandAugment, their magnitude); light1 has operations, of magnitude
+# 0.
 AUGMENTATION = {
     "none": (0.0, 0, 0),
     "light1": (0.0, 2, 0),
@@ -56,12 +61,16 @@ def read_argument(arg: str) -> tuple[str, str, str, bool]:
     """(variant, data set, level, whether to regularise) of VARIANT,DATASET[,AUG][,reg]."""
     variant, dataset, *options = arg.split(",")
     if dataset not in DEFAULT:
-        raise UserError(f"configs/augreg.py has no recipe for {dataset}: choose {' or '.join(DEFAULT)}")
-    level, *others = [option for option in options if option != "reg"] or [DEFAULT[dataset].get(variant)]
+        raise UserError(
+            f"configs/augreg.py has no recipe for {dataset}: choose {' or '.join(DEFAULT)}"
+        )
+    level, *others = [option for option in options if option != "reg"] or [
+        DEFAULT[dataset].get(variant)
+    ]
     if level not in AUGMENTATION or others:
         raise UserError(
-            f"configs/augreg.py:{arg} gives no augmentation for {variant}: write VARIANT,DATASET[,AUG][,reg] with AUG "
-            f"one of {', '.join(AUGMENTATION)}"
+            f"configs/augreg.py:{arg} gives no augmentation for {variant}: write "
+            f"VARIANT,DATASET[,AUG][,reg] with AUG one of {', '.join(AUGMENTATION)}"
         )
     return variant, dataset, level, "reg" in options
 
@@ -76,7 +85,9 @@ def get_config(arg="B/16,imagenet2012"):
     config.image_size = 224
     config.loss = "sigmoid_xent"
     config.mixup = mixup
-    config.data = dict(name=dataset, batch_size=4096, crop="inception", flip=True, randaug_layers=layers)
+    config.data = dict(
+        name=dataset, batch_size=4096, crop="inception", flip=True, randaug_layers=layers
+    )
     if layers:
         config.data.randaug_magnitude = magnitude
     config.model = dict(variant=variant, posemb="learn")
@@ -92,6 +103,9 @@ def get_config(arg="B/16,imagenet2012"):
         config.model.update(pool="gap", head_bias=-10.0)
         config.data.split = "train[51200:]"
         held_out, every = dict(test="train[:25600]", val="train[25600:51200]"), 1000
-    config.evals = {name: dict(every=every, data=dict(split=split, crop="central")) for name, split in held_out.items()}
+    config.evals = {
+        name: dict(every=every, data=dict(split=split, crop="central"))
+        for name, split in held_out.items()
+    }
     config.checkpoint = dict(every=1000)
     return config

@@ -15,9 +15,15 @@ def get_config():
     config.mixup = 0.3
     config.image_size = 32
     config.log_every = 10
-    config.model = dict(variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="tok", posemb="learn")
-    config.data = dict(name="digits", split="train", batch_size=128, crop="inception", area_min=0.9, flip=False)
-    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=10, wd=0.05, grad_clip_norm=1.0)
+    config.model = dict(
+        variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="tok", posemb="learn"
+    )
+    config.data = dict(
+        name="digits", split="train", batch_size=128, crop="inception", area_min=0.9, flip=False
+    )
+    config.optim = dict(
+        name="adam", lr=1e-3, schedule="cosine", warmup_steps=10, wd=0.05, grad_clip_norm=1.0
+    )
     config.evals = dict(val=dict(every=20, data=dict(split="val")))
     config.checkpoint = dict(every=50, keep_last=1)
     return config

@@ -2,15 +2,16 @@
 
 python -m vit_jax.evaluate --config=configs/evaluate.py:DATASET[,SPLIT] --config.init_from=WORKDIR_OR_FILE
 
-Weights for ImageNet go with imagenet2012, imagenet2012_real (any of an image's labels is right), imagenet_v2,
-imagenet_a, imagenet_r and imagenet_sketch.
+Weights for ImageNet go with imagenet2012, imagenet2012_real (any of an image's labels is right),
+imagenet_v2, imagenet_a, imagenet_r and imagenet_sketch.
 """
 
 import ml_collections
 
 from vit_jax.data.sources.catalog import CATALOG
 
-# Of ImageNet's 1,000 classes these hold 200, between which the choice is (arXiv 1907.07174, 2006.16241).
+# Of ImageNet's 1,000 classes these hold 200, between which the choice is (arXiv 1907.07174,
+# 2006.16241).
 PART_OF_IMAGENET = ("imagenet_a", "imagenet_r")
 
 
@@ -22,5 +23,7 @@ def get_config(arg="digits"):
     config.image_size = 0  # that of the weights; another one resamples the position embedding
     config.data = dict(name=name, batch_size=256)
     among = "present" if name in PART_OF_IMAGENET else "all"
-    config.evals = dict(test=dict(among=among, data=dict(split=split or (known.test if known else "test"))))
+    config.evals = dict(
+        test=dict(among=among, data=dict(split=split or (known.test if known else "test")))
+    )
     return config

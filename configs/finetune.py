@@ -1,11 +1,13 @@
-"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from our weights or published ones.
+"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from our weights or
+published ones.
 
     python -m vit_jax.train --config=configs/finetune.py:B/16,cifar10 --config.init_from=B_16.npz --workdir=/tmp/cifar10
 
-The learning rate is one of those that the paper tries, LR_GRID[dataset]. It chooses on a part of train held out for it,
-HELD_OUT[dataset] (for CIFAR train on train[:98%] and evaluate on train[98%:]), and then trains on all of it. Expected
-after pretraining on ImageNet-21k (paper, table 5): B/16 cifar10 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %,
-oxford_iiit_pet 94.43 %, oxford_flowers102 99.38 %; L/16 imagenet2012 85.15 % at 512.
+The learning rate is one of those that the paper tries, LR_GRID[dataset]. It chooses on a part of
+train held out for it, HELD_OUT[dataset] (for CIFAR train on train[:98%] and evaluate on
+train[98%:]), and then trains on all of it. Expected after pretraining on ImageNet-21k (paper, table
+5): B/16 cifar10 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %, oxford_iiit_pet 94.43 %,
+oxford_flowers102 99.38 %; L/16 imagenet2012 85.15 % at 512.
 
 Cost: B/16 at 384, 10,000 steps of 512 images: 1.7e18 FLOP.
 """
@@ -34,7 +36,8 @@ HELD_OUT = {
 }
 # Table 1 and 2 of the paper, ImageNet: higher resolution, and Polyak averaging.
 IMAGENET_RESOLUTION = {"L/16": 512, "H/14": 518}
-# The paper gives no warm-up; the published code has 500 steps of warm-up, here at most a fifth of the run.
+# The paper gives no warm-up; the published code has 500 steps of warm-up, here at most a fifth of
+# the run.
 WARMUP = 500
 
 
@@ -48,8 +51,14 @@ def get_config(arg="B/16,cifar10"):
     config.image_size = 384
     config.data = dict(name=dataset, split="train", batch_size=512, crop="inception", flip=True)
     config.model = dict(variant=variant, pool="tok", dtype="bfloat16")
-    config.optim = dict(name="sgd", momentum=0.9, momentum_dtype="bfloat16", schedule="cosine", wd=0.0)
-    config.optim.update(lr=0.01 if 0.01 in grid else grid[0], warmup_steps=min(WARMUP, steps // 5), grad_clip_norm=1.0)
+    config.optim = dict(
+        name="sgd", momentum=0.9, momentum_dtype="bfloat16", schedule="cosine", wd=0.0
+    )
+    config.optim.update(
+        lr=0.01 if 0.01 in grid else grid[0],
+        warmup_steps=min(WARMUP, steps // 5),
+        grad_clip_norm=1.0,
+    )
     if dataset == "imagenet2012" and variant in IMAGENET_RESOLUTION:
         config.image_size = IMAGENET_RESOLUTION[variant]
         config.optim.ema_decay = 0.9999

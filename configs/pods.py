@@ -1,11 +1,13 @@
-"""The models of the ViT papers on pods that they fit: configs/pods.py:VARIANT,CHIP, with ImageNet-21k and batch 4096
+"""The models of the ViT papers on pods that they fit: configs/pods.py:VARIANT,CHIP, with
+ImageNet-21k and batch 4096
 
     python -m vit_jax.plan --config=configs/pods.py:L/16,v5e
     python -m vit_jax.train --config=configs/pods.py:L/16,v5e --workdir=gs://BUCKET/l16
 
-The recipe is that of configs/pretrain.py (arXiv 2010.11929 table 3), by default on ImageNet-21k; another data set is a
-third argument. g/14 and G/14 (arXiv 2106.04560 table 2) pool by attention and take the recipe of L/16. Each names its
-topology and was compiled for it by the TPU compiler: docs/pods.md has memory, time and cost; `make plans` makes it.
+The recipe is that of configs/pretrain.py (arXiv 2010.11929 table 3), by default on ImageNet-21k;
+another data set is a third argument. g/14 and G/14 (arXiv 2106.04560 table 2) pool by attention and
+take the recipe of L/16. Each names its topology and was compiled for it by the TPU compiler:
+docs/pods.md has memory, time and cost; `make plans` makes it.
 """
 
 import pathlib
@@ -13,7 +15,8 @@ import pathlib
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 
-# Variant -> chip -> topology. Pods on which a step is neither too short for its communication nor a run too long.
+# Variant -> chip -> topology. Pods on which a step is neither too short for its communication nor a
+# run too long.
 PODS = {
     "B/32": {"v4": "v4:2x2x4", "v5e": "v5e:4x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"},
     "B/16": {"v4": "v4:2x4x4", "v5e": "v5e:4x8", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"},
@@ -24,8 +27,9 @@ PODS = {
     "G/14": {"v4": "v4:8x8x8", "v5e": "v5e:16x16", "v5p": "v5p:4x8x8", "v6e": "v6e:16x16"},
 }
 
-# What differs from plain data parallelism of unrolled layers. On v5e the state of L and H would take a fifth or more of
-# the memory. g and G are scanned, for their 40 and 48 layers compile for minutes else.
+# What differs from plain data parallelism of unrolled layers. On v5e the state of L and H would
+# take a fifth or more of the memory. g and G are scanned, for their 40 and 48 layers compile for
+# minutes else.
 SHARDED = {"mesh": dict(fsdp=16)}
 DEEP = SHARDED | {"model": dict(scan=True, remat="names")}
 SETTINGS = {("L/16", "v5e"): SHARDED, ("H/14", "v5e"): SHARDED, "g/14": DEEP, "G/14": DEEP}

@@ -1,21 +1,28 @@
-"""What `vit_jax.benchmark step|checkpoint|startup` measures by default: supervised training of a plain ViT at 224 px.
+"""What `vit_jax.benchmark step|checkpoint|startup` measures by default: supervised training of a
+plain ViT at 224 px.
 
     python -m vit_jax.benchmark step --models=Ti/16:16,S/16:8
 
-Cost: a minute per model on two CPU cores. Expected: no accuracy; the 1,000 classes stand for ImageNet-1k's, and the
-images are scanned digits.
+Cost: a minute per model on two CPU cores. Expected: no accuracy; the 1,000 classes stand for
+ImageNet-1k's, and the images are scanned digits.
 """
 
 import ml_collections
 
 
 def get_config(variant: str = "Ti/16"):
-    """The model and optimizer of big_vision's plain ViT baseline, in bfloat16, with the batch of one CPU."""
+    """The model and optimizer of big_vision's plain ViT baseline, in bfloat16, with the batch of
+    one CPU.
+    """
     config = ml_collections.ConfigDict()
     config.total_steps = 1000
     config.image_size = 224
-    config.model = dict(variant=variant, num_classes=1000, pool="gap", posemb="sincos2d", dtype="bfloat16")
+    config.model = dict(
+        variant=variant, num_classes=1000, pool="gap", posemb="sincos2d", dtype="bfloat16"
+    )
     config.data = dict(name="digits", split="train", batch_size=16)
-    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=100, wd=1e-4, wd_times_lr=False)
+    config.optim = dict(
+        name="adam", lr=1e-3, schedule="cosine", warmup_steps=100, wd=1e-4, wd_times_lr=False
+    )
     config.optim.update(momentum_dtype="bfloat16", grad_clip_norm=1.0)
     return config

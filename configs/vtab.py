@@ -1,12 +1,13 @@
-"""The 19 tasks of VTAB-1k (arXiv 1910.04867), by the protocol of the ViT paper or the lightweight one of VTAB.
+"""The 19 tasks of VTAB-1k (arXiv 1910.04867), by the protocol of the ViT paper or the lightweight
+one of VTAB.
 
     python -m vit_jax.vtab run --config=configs/vtab.py --config.init_from=B_16.npz --workdir=/tmp/vtab
     python -m vit_jax.vtab run --config=configs/vtab.py:lightweight --config.init_from=B_16.npz --workdir=/tmp/light
 
-`vit`: 2,500 steps of 512 images at 384 with learning rate 0.01, three seeds. `lightweight`: two learning rates by two
-lengths, chosen by task on its 200 validation examples, at 224, the median of three seeds. The model is that of the
-weights. Expected (ViT paper, table 2, mean of 19 tasks): H/14 pretrained on JFT-300M 77.63 %, L/16 on JFT-300M 76.28 %,
-L/16 on ImageNet-21k 72.72 %.
+`vit`: 2,500 steps of 512 images at 384 with learning rate 0.01, three seeds. `lightweight`: two
+learning rates by two lengths, chosen by task on its 200 validation examples, at 224, the median of
+three seeds. The model is that of the weights. Expected (ViT paper, table 2, mean of 19 tasks): H/14
+pretrained on JFT-300M 77.63 %, L/16 on JFT-300M 76.28 %, L/16 on ImageNet-21k 72.72 %.
 
 Cost: vit, B/16: 19 x 3 x 2.1e17 FLOP, and 390,000 test images three times.
 """
@@ -19,7 +20,12 @@ from vit_jax.vtab.protocol import PROTOCOLS
 def get_config(arg="vit"):
     """`arg`: vit | lightweight."""
     config = ml_collections.ConfigDict(
-        dict(data=dict(name="vtab"), optim={}, vtab=dict(protocol=arg), evals=dict(test=dict(data={})))
+        dict(
+            data=dict(name="vtab"),
+            optim={},
+            vtab=dict(protocol=arg),
+            evals=dict(test=dict(data={})),
+        )
     )
     config.update_from_flattened_dict(PROTOCOLS[arg])
     config.model = dict(dtype="bfloat16")

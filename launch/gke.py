@@ -20,7 +20,9 @@ SMALL_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: A <= B <= C, 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What GKE calls a TPU, and its shapes, as in https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
+    """What GKE calls a TPU, and its shapes, as in
+    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
+    """
 
     accelerator: str
     machine: str  # without the number of its chips
@@ -42,33 +44,55 @@ PORTS = (8471, 8080, 8482)
 GRACE_SECONDS = 600  # to save after SIGTERM; spot nodes grant less, whatever stands here
 START_SECONDS = 1800  # between the first pod and the last: nodes and images come when they come
 MAX_RESTARTS = 100  # every preemption is one
-STOPS = [1, 2, 126, 127, 128]  # a negative result, wrong input, a command that can't be started: all come again
+STOPS = [
+    1,
+    2,
+    126,
+    127,
+    128,
+]  # a negative result, wrong input, a command that can't be started: all come again
 
 
 class Quoted(str):
-    """A string that stands in quotes, for YAML readers disagree about which plain words are numbers."""
+    """A string that stands in quotes, for YAML readers disagree about which plain words are
+    numbers.
+    """
 
 
 class Dumper(yaml.SafeDumper):
     pass
 
 
-Dumper.add_representer(Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+Dumper.add_representer(
+    Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
 
 
 def slice_shape(topology: str) -> tuple[Chip, str, int, int]:
-    """Splits such as v5e:16x16 into chip, shape, hosts, chips per host; UserError where GKE has no such slice."""
+    """Splits such as v5e:16x16 into chip, shape, hosts, chips per host; UserError where GKE has no
+    such slice.
+    """
     kind, _, shape = topology.partition(":")
     if kind not in CHIPS:
-        raise UserError(f"--topology={topology}: the TPU is none of {', '.join(CHIPS)}: give one such as v5e:16x16")
+        raise UserError(
+            f"--topology={topology}: the TPU is none of {', '.join(CHIPS)}: give one such as "
+            "v5e:16x16"
+        )
     chip = CHIPS[kind]
     sides = [int(side) for side in shape.split("x")] if re.fullmatch(r"\d+(x\d+)+", shape) else []
     cube = chip.shapes is SMALL_CUBES and len(sides) == 3 and sides == sorted(sides)
-    large = cube and sides[0] > 0 and not any(side % 4 for side in sides) and math.prod(sides) <= chip.max_chips
+    large = (
+        cube
+        and sides[0] > 0
+        and not any(side % 4 for side in sides)
+        and math.prod(sides) <= chip.max_chips
+    )
     if shape not in chip.shapes and not large:
         more = f" and AxBxC of multiples of 4, A <= B <= C, up to {chip.max_chips} chips"
         known = ", ".join(chip.shapes) + (more if chip.shapes is SMALL_CUBES else "")
-        raise UserError(f"--topology={topology}: no slice of {kind} has the shape {shape!r}: there are {known}")
+        raise UserError(
+            f"--topology={topology}: no slice of {kind} has the shape {shape!r}: there are {known}"
+        )
     chips = math.prod(sides)
     return chip, shape, max(chips // CHIPS_PER_HOST, 1), min(chips, CHIPS_PER_HOST)
 
@@ -100,7 +124,9 @@ def pod_spec(args: argparse.Namespace, command: list[str]) -> dict:
     }
     if args.spot:
         spec["nodeSelector"]["cloud.google.com/gke-spot"] = "true"
-        spec["tolerations"] = [{"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"}]
+        spec["tolerations"] = [
+            {"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"}
+        ]
     return spec
 
 
@@ -115,8 +141,14 @@ def job_spec(args: argparse.Namespace, command: list[str]) -> dict:
         "podFailurePolicy": {
             "rules": [
                 # First: a pod that is taken away may end with any code.
-                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": STOPS}},
+                {
+                    "action": "Count",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "main", "operator": "In", "values": STOPS},
+                },
             ]
         },
         "template": {"spec": pod_spec(args, command)},
@@ -124,24 +156,35 @@ def job_spec(args: argparse.Namespace, command: list[str]) -> dict:
 
 
 def manifest(args: argparse.Namespace, command: list[str]) -> dict:
-    """The JobSet: `STOPS` end it, anything else (75 after a preemption, lost nodes) starts all slices anew."""
+    """The JobSet: `STOPS` end it, anything else (75 after a preemption, lost nodes) starts all
+    slices anew.
+    """
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
             "name": Quoted(args.name),
-            # A slice is a node pool; without this its pods may be spread over several that have the same shape.
+            # A slice is a node pool; without this its pods may be spread over several that have the
+            # same shape.
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": POOL},
         },
         "spec": {
             "failurePolicy": {
                 "maxRestarts": MAX_RESTARTS,
                 "rules": [
-                    {"name": "wrongInput", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+                    {
+                        "name": "wrongInput",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    },
                 ],
             },
             "replicatedJobs": [
-                {"name": "slice", "replicas": args.num_slices, "template": {"spec": job_spec(args, command)}}
+                {
+                    "name": "slice",
+                    "replicas": args.num_slices,
+                    "template": {"spec": job_spec(args, command)},
+                }
             ],
         },
     }
@@ -150,11 +193,17 @@ def manifest(args: argparse.Namespace, command: list[str]) -> dict:
 def check(args: argparse.Namespace, command: list[str]) -> None:
     hosts = slice_shape(args.topology)[2]
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
-        raise UserError(f"--name={args.name}: choose up to 40 of a-z, 0-9 and -, the first a letter, the last no -")
+        raise UserError(
+            f"--name={args.name}: choose up to 40 of a-z, 0-9 and -, the first a letter, the last "
+            "no -"
+        )
     if args.num_slices < 1:
         raise UserError(f"--num_slices={args.num_slices}: give a number from 1")
     if args.num_slices > 1 and hosts == 1:
-        raise UserError(f"--topology={args.topology} is one host: GKE joins only slices of several: give a larger one")
+        raise UserError(
+            f"--topology={args.topology} is one host: GKE joins only slices of several: give a "
+            "larger one"
+        )
     if not command:
         raise UserError("no command: give it behind --, as -- python -m vit_jax.train ...")
 
@@ -166,8 +215,16 @@ def render(args: argparse.Namespace, command: list[str]) -> None:
     pool = f"--scopes=cloud-platform --machine-type={chip.machine}-{chips}t --num-nodes={hosts}"
     pool += f" --tpu-topology={shape}" * (hosts > 1) + " --spot" * args.spot
     print(f"# Node pools that it needs, {args.num_slices} in all:")
-    print(f"# gcloud container node-pools create POOL --cluster=CLUSTER --location=REGION --node-locations=ZONE {pool}")
-    print(yaml.dump(manifest(args, command), Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True), end="")
+    print(
+        "# gcloud container node-pools create POOL --cluster=CLUSTER --location=REGION "
+        f"--node-locations=ZONE {pool}"
+    )
+    print(
+        yaml.dump(
+            manifest(args, command), Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True
+        ),
+        end="",
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -181,7 +238,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--name", required=True)
     parser.add_argument("--image", required=True, help="made with launch/Dockerfile")
-    parser.add_argument("--topology", required=True, help=f"TPU ({', '.join(CHIPS)}) and shape of a slice")
+    parser.add_argument(
+        "--topology", required=True, help=f"TPU ({', '.join(CHIPS)}) and shape of a slice"
+    )
     parser.add_argument("--num_slices", type=int, default=1)
     parser.add_argument("--spot", action="store_true", help="on spot nodes")
     args = parser.parse_args(argv[:cut])

@@ -27,12 +27,18 @@ def free_port() -> int:
 
 
 def environment(index: int, count: int, port: int, devices: int) -> dict[str, str]:
-    """The variables by which `vit_jax.distributed.processes.start` finds the job; `devices` > 0 fakes CPU devices."""
+    """The variables by which `vit_jax.distributed.processes.start` finds the job; `devices` > 0
+    fakes CPU devices.
+    """
     extra = dict(
-        VIT_JAX_COORDINATOR=f"localhost:{port}", VIT_JAX_NUM_PROCESSES=str(count), VIT_JAX_PROCESS_ID=str(index)
+        VIT_JAX_COORDINATOR=f"localhost:{port}",
+        VIT_JAX_NUM_PROCESSES=str(count),
+        VIT_JAX_PROCESS_ID=str(index),
     )
     if devices:
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        flags = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        )
         extra |= dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags.strip())
     return os.environ | extra
 
@@ -44,15 +50,26 @@ def copy_lines(source, target, prefix: str) -> None:
             target.flush()
 
 
-def start(command: list[str], index: int, env: dict[str, str], logs: pathlib.Path | None) -> subprocess.Popen:
-    """Starts one process: its output goes to logs/process_I.txt, or here, each line with its number in front.
+def start(
+    command: list[str], index: int, env: dict[str, str], logs: pathlib.Path | None
+) -> subprocess.Popen:
+    """Starts one process: its output goes to logs/process_I.txt, or here, each line with its number
+    in front.
 
     In a session of its own, so that Ctrl-C reaches it once: from us.
     """
     if logs:
         with (logs / f"process_{index}.txt").open("w") as file:
-            return subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+            return subprocess.Popen(
+                command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+    pipes = dict(
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     job = subprocess.Popen(command, env=env, **pipes)
     job.readers = [
         threading.Thread(target=copy_lines, args=(source, target, f"[{index}] "))
@@ -87,11 +104,14 @@ def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:
     """Waits until all ended; kills the others `GRACE_S` after one failed.
 
     Returns:
-      (index, exit code) of the first that failed, else of one that was preempted, else of process 0.
+      (index, exit code) of the first that failed, else of one that was preempted, else of process
+      0.
     """
     failed, deadline = None, float("inf")
     while None in [job.poll() for job in jobs]:
-        bad = [i for i, job in enumerate(jobs) if job.returncode not in (None, 0, Preempted.exit_code)]
+        bad = [
+            i for i, job in enumerate(jobs) if job.returncode not in (None, 0, Preempted.exit_code)
+        ]
         if failed is None and bad:
             failed, deadline = bad[0], time.monotonic() + GRACE_S
         if time.monotonic() > deadline:
@@ -101,7 +121,9 @@ def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:
     for reader in [reader for job in jobs for reader in getattr(job, "readers", ())]:
         reader.join()
     codes = [job.returncode for job in jobs]
-    worst = [i for i, code in enumerate(codes) if code not in (0, Preempted.exit_code)] or [codes.index(max(codes))]
+    worst = [i for i, code in enumerate(codes) if code not in (0, Preempted.exit_code)] or [
+        codes.index(max(codes))
+    ]
     index = worst[0] if failed is None else failed
     return index, codes[index] if codes[index] >= 0 else 128 - codes[index]
 
@@ -117,19 +139,28 @@ def run(command: list[str], count: int, devices: int, logs: pathlib.Path | None)
             jobs.append(start(command, i, environment(i, count, port, devices), logs))
         index, code = wait(jobs)
     if code == Preempted.exit_code:
-        print(f"launch.local: stopped and saved (exit code {code}); the same command continues", file=sys.stderr)
+        print(
+            f"launch.local: stopped and saved (exit code {code}); the same command continues",
+            file=sys.stderr,
+        )
     elif code:
         print(f"launch.local: process {index} ended first, with exit code {code}", file=sys.stderr)
         if logs:
-            print((logs / f"process_{index}.txt").read_text(errors="replace")[-2000:], file=sys.stderr)
+            print(
+                (logs / f"process_{index}.txt").read_text(errors="replace")[-2000:], file=sys.stderr
+            )
     return code
 
 
 def main(argv: list[str]) -> int:
     parser = ArgumentParser("launch.local", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--num_processes", type=int, required=True, metavar="N")
-    parser.add_argument("--devices", type=int, default=0, metavar="K", help="CPU devices of each; 0: what JAX finds")
-    parser.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="output goes to files here, one for each")
+    parser.add_argument(
+        "--devices", type=int, default=0, metavar="K", help="CPU devices of each; 0: what JAX finds"
+    )
+    parser.add_argument(
+        "--logs", type=pathlib.Path, metavar="DIR", help="output goes to files here, one for each"
+    )
     parser.add_argument("command", nargs="+", help="behind --")
     args = parser.parse_args(argv)
     if args.num_processes < 1:

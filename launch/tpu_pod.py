@@ -1,4 +1,6 @@
-"""The commands by which `launch.tpu_vm` makes a pod and talks to it, as words; nothing here runs anything."""
+"""The commands by which `launch.tpu_vm` makes a pod and talks to it, as words; nothing here runs
+anything.
+"""
 
 import dataclasses
 import pathlib
@@ -29,7 +31,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHIVES = "/tmp"
 SCRIPT = "vit_jax/launch/worker.sh"
 
-# The files as they are, committed or not, without those that git ignores; the user's own index stays untouched.
+# The files as they are, committed or not, without those that git ignores; the user's own index
+# stays untouched.
 PACK = (
     'export GIT_INDEX_FILE="$2.index" && cd "$1" && git add --all && '
     'git archive --format=tar.gz --output="$2" "$(git write-tree)" && rm "$GIT_INDEX_FILE"'
@@ -56,32 +59,61 @@ class Pod:
 
     def __post_init__(self):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", self.name):
-            raise UserError(f"--name={self.name}: choose up to 50 of a-z, 0-9 and -, the first a letter, the last no -")
+            raise UserError(
+                f"--name={self.name}: choose up to 50 of a-z, 0-9 and -, the first a letter, the "
+                "last no -"
+            )
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", self.zone):
-            raise UserError(f"--zone={self.zone} is no zone: give one such as us-west4-a, of those that have your TPUs")
+            raise UserError(
+                f"--zone={self.zone} is no zone: give one such as us-west4-a, of those that have "
+                "your TPUs"
+            )
         if self.num_slices < 1:
             raise UserError(f"--num_slices={self.num_slices}: give a number from 1")
 
     @property
     def nodes(self) -> list[str]:
         """The names of the slices, which the platform numbers where there are several."""
-        return [self.name] if self.num_slices == 1 else [f"{self.name}-{i}" for i in range(self.num_slices)]
+        return (
+            [self.name]
+            if self.num_slices == 1
+            else [f"{self.name}-{i}" for i in range(self.num_slices)]
+        )
 
     @property
     def archive(self) -> str:
         return f"{ARCHIVES}/{self.name}.tar.gz"
 
     def tpus(self, *words: str) -> list[str]:
-        return ["gcloud", "compute", "tpus", *words, f"--zone={self.zone}", f"--project={self.project}"]
+        return [
+            "gcloud",
+            "compute",
+            "tpus",
+            *words,
+            f"--zone={self.zone}",
+            f"--project={self.project}",
+        ]
 
     def create(self) -> list[str]:
         kind, _, size = (self.accelerator or "").partition("-")
         if kind not in RUNTIMES or not size.isdecimal():
             known = ", ".join(f"{kind}-N" for kind in RUNTIMES)
-            raise UserError(f"--accelerator={self.accelerator}: give one of {known}; newer TPUs: launch.gke")
-        flags = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime or RUNTIMES[kind]}"]
-        one, many = [f"--node-id={self.name}"], [f"--node-count={self.num_slices}", f"--node-prefix={self.name}"]
-        flags += (one if self.num_slices == 1 else many) + ["--spot"] * self.spot + list(self.create_args)
+            raise UserError(
+                f"--accelerator={self.accelerator}: give one of {known}; newer TPUs: launch.gke"
+            )
+        flags = [
+            f"--accelerator-type={self.accelerator}",
+            f"--runtime-version={self.runtime or RUNTIMES[kind]}",
+        ]
+        one, many = (
+            [f"--node-id={self.name}"],
+            [f"--node-count={self.num_slices}", f"--node-prefix={self.name}"],
+        )
+        flags += (
+            (one if self.num_slices == 1 else many)
+            + ["--spot"] * self.spot
+            + list(self.create_args)
+        )
         return self.tpus("queued-resources", "create", self.name, *flags)
 
     def describe(self) -> list[str]:
@@ -120,10 +152,18 @@ def plan(pod: Pod, action: str, command: list[str], everyone: bool, keep: bool) 
     if action == "create":
         return [shlex.join(pod.create()), ready]
     if action == "up":
-        lines = [shlex.join(pod.create()), ready, *map(shlex.join, [*copies, *pod.workers("run", *command)])]
+        lines = [
+            shlex.join(pod.create()),
+            ready,
+            *map(shlex.join, [*copies, *pod.workers("run", *command)]),
+        ]
         for status in pod.workers("status"):
-            lines.append(f"while {shlex.join(status)} | cut -f3 | grep -qx running; do sleep 60; done")
-        lines += ["# Preempted (SUSPENDED, FAILED, or exit code 75): the next line, then all of it again."]
+            lines.append(
+                f"while {shlex.join(status)} | cut -f3 | grep -qx running; do sleep 60; done"
+            )
+        lines += [
+            "# Preempted (SUSPENDED, FAILED, or exit code 75): the next line, then all of it again."
+        ]
         return [*lines, f"# {delete}" if keep else delete]
     commands = {
         "setup": copies,

@@ -8,12 +8,17 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compilation; what is compared are numbers, not speed.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# One folder of compiled programs for all workers and the commands that they start: many tests train the same model.
+# One folder of compiled programs for all workers and the commands that they start: many tests train
+# the same model.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     PROGRAMS = tempfile.TemporaryDirectory()
-    os.environ |= dict(JAX_COMPILATION_CACHE_DIR=PROGRAMS.name, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    os.environ |= dict(
+        JAX_COMPILATION_CACHE_DIR=PROGRAMS.name, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0"
+    )
 
 import numpy as np
 import pytest
@@ -37,11 +42,19 @@ def golden(name: str) -> tuple[dict[str, np.ndarray], dict]:
 
 def below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:
     """The entries under `prefix/`, without it."""
-    return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items() if key.startswith(f"{prefix}/")}
+    return {
+        key.removeprefix(f"{prefix}/"): value
+        for key, value in arrays.items()
+        if key.startswith(f"{prefix}/")
+    }
 
 
-def golden_file(folder, name: str, prefix: str = "params", change=lambda flat: flat) -> pathlib.Path:
-    """The weights of a golden case as the .npz that they were published in, after `change` to its {name: array}."""
+def golden_file(
+    folder, name: str, prefix: str = "params", change=lambda flat: flat
+) -> pathlib.Path:
+    """The weights of a golden case as the .npz that they were published in, after `change` to its
+    {name: array}.
+    """
     path = pathlib.Path(folder) / f"{name}.npz"
     np.savez(path, **change(below(golden(name)[0], prefix)))
     return path
@@ -86,7 +99,10 @@ def tiny(tmp_path) -> str:
 
 
 def metric_lines(workdir) -> list[dict]:
-    return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def last_error(capsys) -> str:

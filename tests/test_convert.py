@@ -1,4 +1,6 @@
-"""Every format into every other: proven by logits, refused by the feature's name, and never half-written."""
+"""Every format into every other: proven by logits, refused by the feature's name, and never
+half-written.
+"""
 
 import dataclasses
 import errno
@@ -26,19 +28,24 @@ from vit_jax.weights.formats import npz, safetensors_folder
 from vit_jax.weights.formats.weights import POSEMB
 
 SUFFIX = {"published": ".npz", "big_vision": ".npz"}
-# source: what has no place in a format, or "differ" where the logits would; in all others it must succeed.
+# source: what has no place in a format, or "differ" where the logits would; in all others it must
+# succeed.
 MATRIX = {
     "vit_token_norep": {},
     "vit_token_rep": dict(timm="pre_logits", hf="pre_logits"),
     "bv_tok_learn": {},
     "bv_map_learn": dict(published="map pooling", hf="map pooling"),
     "bv_gap_sincos2d_rep": dict(published="posemb=sincos2d", timm="pre_logits", hf="mean pooling"),
-    "hybrid_rti_nostage": dict(big_vision="a ResNet stem", timm="a ResNet stem", hf="a ResNet stem"),
+    "hybrid_rti_nostage": dict(
+        big_vision="a ResNet stem", timm="a ResNet stem", hf="a ResNet stem"
+    ),
     "mixer_p8": dict(timm="the architecture mixer", hf="the architecture mixer"),
     "timm_token": dict(published="GELU by erf", big_vision="GELU by erf"),
     "timm_layer_scale": dict(published="LayerScale", big_vision="LayerScale", hf="LayerScale"),
     "timm_gap": dict(published="fc_norm", big_vision="fc_norm", hf="mean pooling"),
-    "timm_deit_distilled": dict(published="a distillation token", big_vision="a distillation token"),
+    "timm_deit_distilled": dict(
+        published="a distillation token", big_vision="a distillation token"
+    ),
     "hf_vit": dict(published="GELU by erf", big_vision="GELU by erf", timm="differ"),
 }
 
@@ -68,17 +75,26 @@ def run(source, destination, *arguments) -> int:
 
 
 def assert_holds(path, weights, target: str, **settings) -> None:
-    """Every parameter came through bit for bit; big_vision adds the class token's position to the token."""
+    """Every parameter came through bit for bit; big_vision adds the class token's position to the
+    token.
+    """
     found = pretrained.read(path, **settings)
     wanted = dict(weights.params)
     if target == "big_vision" and "cls" in wanted and POSEMB in wanted:
         wanted["cls"] = wanted["cls"] + wanted[POSEMB][:, :1]
-        wanted[POSEMB] = np.concatenate([np.zeros_like(wanted["cls"]), wanted[POSEMB][:, 1:]], axis=1)
+        wanted[POSEMB] = np.concatenate(
+            [np.zeros_like(wanted["cls"]), wanted[POSEMB][:, 1:]], axis=1
+        )
     assert found.params.keys() == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_array_equal(found.params[name], value, err_msg=name)
-    image_size = "image_size" if POSEMB in wanted or target in ("ours", "timm", "hf") else "architecture"
-    assert found.fields[image_size] == weights.fields[image_size] and found.format in (target, "published")
+    image_size = (
+        "image_size" if POSEMB in wanted or target in ("ours", "timm", "hf") else "architecture"
+    )
+    assert found.fields[image_size] == weights.fields[image_size] and found.format in (
+        target,
+        "published",
+    )
 
 
 @pytest.mark.parametrize("target", convert.FORMATS)
@@ -99,7 +115,9 @@ def test_every_format_into_every_other(name, target, tmp_path, capsys, known_gri
     assert result.keys() == {"source_format", "target_format", "max_abs_diff", "tolerance"}
     assert (result["source_format"], result["target_format"]) == (weights.format, target)
     assert 0 <= result["max_abs_diff"] <= result["tolerance"] <= 1e-3
-    assert f"largest difference of the logits {result['max_abs_diff']:.3g}" in capsys.readouterr().out
+    assert (
+        f"largest difference of the logits {result['max_abs_diff']:.3g}" in capsys.readouterr().out
+    )
     assert_holds(destination, weights, target, **settings_of(name))
 
 
@@ -113,7 +131,9 @@ def test_what_the_logits_show_is_refused_with_its_cause(tmp_path, capsys):
 def test_a_head_of_zeros_hides_no_difference(tmp_path, capsys):
     folder = golden_folder(tmp_path, "hf_vit")
     held = load_file(folder / "model.safetensors")
-    zeros = {name: np.zeros_like(value) for name, value in held.items() if name.startswith("classifier")}
+    zeros = {
+        name: np.zeros_like(value) for name, value in held.items() if name.startswith("classifier")
+    }
     save_file(held | zeros, folder / "model.safetensors")
     assert len(zeros) == 2 and run(folder, tmp_path / "out", "--format=timm") == 1
     assert "differ by" in last_error(capsys) and not (tmp_path / "out").exists()
@@ -132,7 +152,10 @@ def test_bfloat16_comes_out_as_float32(target, tmp_path):
     def half(flat):
         return {name: value.astype(ml_dtypes.bfloat16) for name, value in flat.items()}
 
-    source, out = golden_file(tmp_path, "vit_token_norep", change=half), tmp_path / f"out{SUFFIX.get(target, '')}"
+    source, out = (
+        golden_file(tmp_path, "vit_token_norep", change=half),
+        tmp_path / f"out{SUFFIX.get(target, '')}",
+    )
     assert run(source, out, f"--format={target}") == 0
     held = np.load(out) if target in SUFFIX else load_file(out / "model.safetensors")
     assert {str(held[name].dtype) for name in held} == {"float32"}
@@ -145,17 +168,18 @@ def test_class_names_and_preprocessing_go_along(tmp_path):
         mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], interpolation="bicubic", crop_pct=0.8
     )
     names = [f"animal {i}" for i in range(7)]
-    (folder / "config.json").write_text(json.dumps(config | dict(pretrained_cfg=cfg, label_names=names)))
+    (folder / "config.json").write_text(
+        json.dumps(config | dict(pretrained_cfg=cfg, label_names=names))
+    )
     wanted = vit_jax.from_pretrained(folder)[0].preprocess
     assert wanted["mean"] == (0.4, 0.5, 0.6) and wanted["crop"] == 0.8
     for target in ("ours", "hf", "timm"):
         assert run(folder, tmp_path / target, f"--format={target}") == 0
         assert pretrained.read(tmp_path / target).class_names == tuple(names)
         found = vit_jax.from_pretrained(tmp_path / target)[0].preprocess
-        assert found.pop("crop") == pytest.approx(0.8) and found == {key: wanted[key] for key in found}
-
-
-# --- where it may be written ---------------------------------------------------------------------------------------
+        assert found.pop("crop") == pytest.approx(0.8) and found == {
+            key: wanted[key] for key in found
+        }
 
 
 def test_what_exists_is_not_overwritten(tmp_path, capsys):
@@ -173,7 +197,11 @@ def test_what_exists_is_not_overwritten(tmp_path, capsys):
     ]:
         assert run(source, tmp_path / destination, *arguments) == 2
         assert f"{destination} exists and is not overwritten" in last_error(capsys)
-    assert (tmp_path / "file.npz").read_text() == (tmp_path / "full/notes.txt").read_text() == "precious"
+    assert (
+        (tmp_path / "file.npz").read_text()
+        == (tmp_path / "full/notes.txt").read_text()
+        == "precious"
+    )
     (tmp_path / "empty").mkdir()
     assert run(source, tmp_path / "empty") == 0 and (tmp_path / "empty/state").exists()
 
@@ -188,7 +216,11 @@ def test_what_exists_is_not_overwritten(tmp_path, capsys):
         ("out.npz", ["--format=ours"], "ours weights are a folder"),
         ("absent/out.npz", [], "the folder of DST .* does not exist"),
         ("vit_gap_rep.npz/out", [], "the folder of DST .* does not exist"),
-        ("out.npz", ["--json=/no/where.json"], "the folder of --json=/no/where.json does not exist"),
+        (
+            "out.npz",
+            ["--json=/no/where.json"],
+            "the folder of --json=/no/where.json does not exist",
+        ),
     ],
 )
 def test_a_wrong_destination_is_named(destination, arguments, message, tmp_path, capsys):
@@ -230,7 +262,9 @@ def test_a_full_disk_leaves_nothing(target, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module, function, failing)
     destination = tmp_path / f"out{SUFFIX.get(target, '')}"
     assert run(source, destination, f"--format={target}") == 2
-    assert f"DST {destination} can't be written (no space is left on the device)" in last_error(capsys)
+    assert f"DST {destination} can't be written (no space is left on the device)" in last_error(
+        capsys
+    )
     assert os.listdir(tmp_path) == [source.name]
 
 
@@ -254,19 +288,30 @@ def test_an_error_of_ours_is_no_storage_problem(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["vit_gap_norep.npz"]
 
 
-# --- runs of ours --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Workdirs of one update: `scan` has its layers stacked, and `loop` is the same with one entry per layer."""
+    """Workdirs of one update: `scan` has its layers stacked, and `loop` is the same with one entry
+    per layer.
+    """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.py").write_text(re.sub("config.evals = .*", "", TINY))
-    flags = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.data.batch_size=8"]
-    command = [f"--config={folder}/tiny.py", f"--workdir={folder}/scan", *flags, "--config.model.scan=True"]
+    flags = [
+        "--config.total_steps=1",
+        "--config.optim.warmup_steps=0",
+        "--config.data.batch_size=8",
+    ]
+    command = [
+        f"--config={folder}/tiny.py",
+        f"--workdir={folder}/scan",
+        *flags,
+        "--config.model.scan=True",
+    ]
     assert train.main(command) == 0
     saved = checkpoint.find(folder / "scan")
-    meta, params = checkpoint.read_meta(saved), scan_layout.unstack_blocks(checkpoint.read_params(saved))
+    meta, params = (
+        checkpoint.read_meta(saved),
+        scan_layout.unstack_blocks(checkpoint.read_params(saved)),
+    )
     meta["model"]["scan"] = False
     with Checkpointer(folder / "loop/checkpoints", configs.defaults().checkpoint) as checkpointer:
         checkpointer.save(1, dict(params=params, ema_params={}), meta, {})
@@ -292,7 +337,11 @@ def test_an_export_of_ours_evaluates_like_its_run(runs, tmp_path):
     results = []
     for weights in (runs / "scan", tmp_path / "ours"):
         config = GOLDEN.parents[1] / "configs/evaluate.py"
-        command = [f"--config={config}:digits,val", f"--config.init_from={weights}", f"--json={tmp_path}/result.json"]
+        command = [
+            f"--config={config}:digits,val",
+            f"--config.init_from={weights}",
+            f"--json={tmp_path}/result.json",
+        ]
         assert evaluate.main(command) == 0
         results.append(json.loads((tmp_path / "result.json").read_text()))
     assert results[0] == results[1] and any(key.endswith("/top1") for key in results[0])

@@ -1,4 +1,6 @@
-"""Every command and snippet of the README runs; links lead somewhere; the project speaks of itself only."""
+"""Every command and snippet of the README runs; links lead somewhere; the project speaks of itself
+only.
+"""
 
 import ast
 import importlib
@@ -32,7 +34,10 @@ def test_the_demo_runs_the_commands_that_the_readme_shows():
     shown = [shlex.split(command) for command in COMMANDS]
     for command in demo.commands(pathlib.Path("demo_workdir")):
         stripped = [word for word in command if not word.startswith("--json")]
-        if stripped[-1].endswith("init_from=demo_workdir/pretrain") and "vit_jax.evaluate" in stripped:
+        if (
+            stripped[-1].endswith("init_from=demo_workdir/pretrain")
+            and "vit_jax.evaluate" in stripped
+        ):
             continue  # the same evaluation, of the other stage
         assert stripped in shown, command
 
@@ -41,11 +46,15 @@ def test_every_command_is_a_make_target_or_python():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for command in COMMANDS:
         words = shlex.split(command)
-        assert words[:2] == ["python", "-m"] or (words[0] == "make" and set(words[1:]) <= targets), command
+        assert words[:2] == ["python", "-m"] or (
+            words[0] == "make" and set(words[1:]) <= targets
+        ), command
 
 
 PODS = [
-    command for command in COMMANDS if "gs://" in command and "vit_jax.train" in command and "launch" not in command
+    command
+    for command in COMMANDS
+    if "gs://" in command and "vit_jax.train" in command and "launch" not in command
 ]
 
 
@@ -72,7 +81,9 @@ def test_plan_commands_run(command):
     words = [sys.executable, *shlex.split(command)[1:], "--config.model.depth=2"]
     words += ["--max_compiles=1"] if "--search" in words else []
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "fits" in done.stdout and "MFU" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "fits" in done.stdout and "MFU" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 def make_photos(root: pathlib.Path) -> None:
@@ -80,7 +91,9 @@ def make_photos(root: pathlib.Path) -> None:
     for name in ("cats", "dogs"):
         (root / name).mkdir(parents=True)
         for i in range(20):
-            Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(root / name / f"{i}.jpg")
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(
+                root / name / f"{i}.jpg"
+            )
 
 
 @pytest.mark.slow
@@ -127,18 +140,36 @@ def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
     small = ["--tasks=dtd,kitti_closest_vehicle_distance", f"--config.data.data_dir={tmp_path}"]
     assert vtab.main([*check, *small]) == 0
     assert capsys.readouterr().out.count("ready") == 2
-    small += ["--config.init_from=", f"--workdir={tmp_path}/run", "--config.image_size=16", "--config.total_steps=2"]
-    small += ["--config.vtab.max_test_examples=20", "--config.data.batch_size=16", "--config.optim.warmup_steps=1"]
+    small += [
+        "--config.init_from=",
+        f"--workdir={tmp_path}/run",
+        "--config.image_size=16",
+        "--config.total_steps=2",
+    ]
+    small += [
+        "--config.vtab.max_test_examples=20",
+        "--config.data.batch_size=16",
+        "--config.optim.warmup_steps=1",
+    ]
     sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
-    assert vtab.main([*run, *small, *(f"--config.model.{key}={value}" for key, value in sizes.items())]) == 0
+    assert (
+        vtab.main(
+            [*run, *small, *(f"--config.model.{key}={value}" for key, value in sizes.items())]
+        )
+        == 0
+    )
     assert "non-standard" in (tmp_path / "run/vtab.md").read_text()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "vit_jax.data " in c or "vit_jax.benchmark " in c])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if "vit_jax.data " in c or "vit_jax.benchmark " in c]
+)
 def test_data_commands_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[2:]]
-    module = importlib.import_module({"vit_jax.data": "vit_jax.data.__main__"}.get(words[0], words[0]))
+    module = importlib.import_module(
+        {"vit_jax.data": "vit_jax.data.__main__"}.get(words[0], words[0])
+    )
     assert module.main(words[1:]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) > 3 and "error" not in out

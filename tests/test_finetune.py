@@ -11,11 +11,15 @@ from vit_jax.errors import NegativeResult
 
 
 def run(tiny, workdir, *arguments) -> int:
-    return finetune.main([f"--config={tiny}", f"--workdir={workdir}", "--config.total_steps=4", *arguments])
+    return finetune.main(
+        [f"--config={tiny}", f"--workdir={workdir}", "--config.total_steps=4", *arguments]
+    )
 
 
 @pytest.mark.slow
-def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(tiny, tmp_path, monkeypatch, capsys):
+def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
+    tiny, tmp_path, monkeypatch, capsys
+):
     real, tries, out = finetune.run, [], tmp_path / "found.json"
 
     def run_once(config, folder):
@@ -26,8 +30,17 @@ def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
 
     monkeypatch.setattr(finetune, "run", run_once)
     # Without clipping by sgd, the highest is not finite.
-    flags = ["--lrs=0.01,900000,0.000001", "--held_out=20%", f"--json={out}", "--config.optim.name=sgd"]
-    flags += ["--config.optim.grad_clip_norm=0.0", "--config.max_skipped=1", "--config.optim.warmup_steps=0"]
+    flags = [
+        "--lrs=0.01,900000,0.000001",
+        "--held_out=20%",
+        f"--json={out}",
+        "--config.optim.name=sgd",
+    ]
+    flags += [
+        "--config.optim.grad_clip_norm=0.0",
+        "--config.max_skipped=1",
+        "--config.optim.warmup_steps=0",
+    ]
     assert run(tiny, tmp_path / "run", *flags) == 130
     assert run(tiny, tmp_path / "run", *flags) == 0
     assert tries == ["lr_1e-06", "lr_0.01", "lr_0.01", "lr_900000", "final"]
@@ -47,13 +60,18 @@ def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
     assert f"{found['lr']:g}, all of train" in capsys.readouterr().out
     assert run(tiny, tmp_path / "run", *flags, "--config.mixup=0.5") == 2
     assert "another config" in last_error(capsys)
-    assert run(tiny, tmp_path / "run", *flags, "--config.evals.val.data.split=val[:50%]") == 0  # not of the tries
+    assert (
+        run(tiny, tmp_path / "run", *flags, "--config.evals.val.data.split=val[:50%]") == 0
+    )  # not of the tries
     assert run(tiny, tmp_path / "run", *flags, "--config.evals.val.data.crop=central") == 2
     assert "another config" in last_error(capsys)
     (tmp_path / "run/finetune.json").write_text("{")
     worse = min(tried, key=tried.get)
     assert run(tiny, tmp_path / "run", f"--lrs={worse}", *flags[1:]) == 2
-    assert f"was trained with the learning rate {found['lr']:g}, but {worse:g} is better" in last_error(capsys)
+    assert (
+        f"was trained with the learning rate {found['lr']:g}, but {worse:g} is better"
+        in last_error(capsys)
+    )
 
 
 def test_no_learning_rate_may_be_left():

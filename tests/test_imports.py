@@ -12,8 +12,8 @@ from conftest import ROOT
 PACKAGE = ROOT / "vit_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From the ground up: a folder (or file at the root) imports those above it in this list, and itself. Commands that are
-# in one row do not import each other.
+# From the ground up: a folder (or file at the root) imports those above it in this list, and
+# itself. Commands that are in one row do not import each other.
 LAYERS = (
     ("errors",),
     ("cli", "config"),
@@ -68,14 +68,18 @@ def test_imports_run_one_way(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_is_read_is_run(path):
-    """No eval, and numpy is told not to read pickles; modules that do are not imported at all, see ONLY_IN."""
+    """No eval, and numpy is told not to read pickles; modules that do are not imported at all, see
+    ONLY_IN.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
         assert called not in ("eval", "exec", "compile", "__import__"), f"{path}: {called}"
         if called in ("np.load", "np.lib.format.read_array"):
-            assert any(k.arg == "allow_pickle" and k.value.value is False for k in node.keywords), f"{path}: {called}"
+            assert any(k.arg == "allow_pickle" and k.value.value is False for k in node.keywords), (
+                f"{path}: {called}"
+            )
 
 
 def test_platforms_are_told_apart_in_two_files_alone():
@@ -101,29 +105,61 @@ def test_names_of_files_say_something():
 
 def test_the_core_imports_without_tensorflow():
     core = [path.relative_to(PACKAGE.parent) for path in FILES]
-    modules = [".".join(path.with_suffix("").parts) for path in core if "data" not in path.with_suffix("").parts]
-    modules = [name for name in modules if name not in ("vit_jax.vtab.fingerprint", "vit_jax.vtab.sprites")]
+    modules = [
+        ".".join(path.with_suffix("").parts)
+        for path in core
+        if "data" not in path.with_suffix("").parts
+    ]
+    modules = [
+        name for name in modules if name not in ("vit_jax.vtab.fingerprint", "vit_jax.vtab.sprites")
+    ]
     modules += ["vit_jax.data.sources.catalog", "vit_jax.data.__main__"]
     code = "import sys\nfor name in ('tensorflow', 'tensorflow_datasets', 'clu'): sys.modules[name] = None\n"
     code += "\n".join(f"import {name}" for name in modules if not name.endswith("__main__"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=PACKAGE.parent,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_bare_import_brings_nothing_heavy():
     code = "import sys, vit_jax; print([m for m in ('jax', 'flax', 'numpy', 'tensorflow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "evaluate", "demo", "convert", "models", "data", "benchmark", "plan", "finetune", "predict", "vtab"],
+    [
+        "train",
+        "evaluate",
+        "demo",
+        "convert",
+        "models",
+        "data",
+        "benchmark",
+        "plan",
+        "finetune",
+        "predict",
+        "vtab",
+    ],
 )
 def test_help_works_without_tensorflow(command):
     code = "import sys, runpy; sys.modules['tensorflow'] = None; sys.argv = ['x', '--help'];"
     code += f"runpy.run_module('vit_jax.{command}', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=PACKAGE.parent,
+        check=False,
+    )
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
 
 

@@ -1,4 +1,6 @@
-"""Classes and features of images against the model applied by hand, the files that are written, and what is refused."""
+"""Classes and features of images against the model applied by hand, the files that are written, and
+what is refused.
+"""
 
 import csv
 
@@ -20,7 +22,9 @@ def photos(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     (folder / "deep" / "er").mkdir(parents=True)
     for name in ("a.png", "deep/b.png", "deep/er/c.PNG", "deep/er/d.png"):
-        Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(folder / name, format="png")
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(
+            folder / name, format="png"
+        )
     (folder / "notes.txt").write_text("no image")
     return folder
 
@@ -39,7 +43,15 @@ def test_classes_are_those_of_the_model(photos, weights, tmp_path, capsys):
     out = tmp_path / "found.csv"
     assert predict.main([f"--checkpoint={weights}", str(photos), "--top_k=3", f"--out={out}"]) == 0
     rows = list(csv.reader(out.read_text().splitlines()))
-    assert rows[0] == ["path", "class_1", "probability_1", "class_2", "probability_2", "class_3", "probability_3"]
+    assert rows[0] == [
+        "path",
+        "class_1",
+        "probability_1",
+        "class_2",
+        "probability_2",
+        "class_3",
+        "probability_3",
+    ]
     names = ["a.png", "deep/b.png", "deep/er/c.PNG", "deep/er/d.png"]
     assert [row[0] for row in rows[1:]] == [str(photos / name) for name in names]
     model, params = vit_jax.from_pretrained(weights)
@@ -74,7 +86,17 @@ def test_class_names_and_the_kind_of_loss_come_from_the_checkpoint(tiny, photos,
     arguments = [f"--config={tiny}", "--config.total_steps=2", "--config.loss=sigmoid_xent"]
     assert train.main([*arguments, f"--workdir={tmp_path}/run"]) == 0
     capsys.readouterr()
-    assert predict.main([f"--checkpoint={tmp_path}/run", str(photos), "--top_k=10", f"--out={tmp_path}/found.csv"]) == 0
+    assert (
+        predict.main(
+            [
+                f"--checkpoint={tmp_path}/run",
+                str(photos),
+                "--top_k=10",
+                f"--out={tmp_path}/found.csv",
+            ]
+        )
+        == 0
+    )
     rows = list(csv.reader((tmp_path / "found.csv").read_text().splitlines()))[1:]
     assert sorted(rows[0][1::2]) == [str(digit) for digit in range(10)]
     total = sum(map(float, rows[0][2::2]))
@@ -83,13 +105,20 @@ def test_class_names_and_the_kind_of_loss_come_from_the_checkpoint(tiny, photos,
     assert capsys.readouterr().out.startswith(f"{photos}/a.png: ")
 
 
-def test_an_image_that_can_not_be_read_is_told_and_the_others_are_predicted(photos, weights, tmp_path, capsys):
+def test_an_image_that_can_not_be_read_is_told_and_the_others_are_predicted(
+    photos, weights, tmp_path, capsys
+):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"nothing")
     out = tmp_path / "found.csv"
-    assert predict.main([f"--checkpoint={weights}", str(photos / "a.png"), str(bad), f"--out={out}"]) == 1
+    assert (
+        predict.main([f"--checkpoint={weights}", str(photos / "a.png"), str(bad), f"--out={out}"])
+        == 1
+    )
     assert f"1 of the images can't be read, the first is {bad}" in last_error(capsys)
-    assert [row[0] for row in csv.reader(out.read_text().splitlines())][1:] == [str(photos / "a.png")]
+    assert [row[0] for row in csv.reader(out.read_text().splitlines())][1:] == [
+        str(photos / "a.png")
+    ]
 
 
 MISTAKES = {
@@ -97,7 +126,10 @@ MISTAKES = {
     "has no images": ["{empty}"],
     "must end in .csv or .npz": ["{photos}", "--out=found.txt"],
     "can't be negative": ["{photos}", "--top_k=-1"],
-    "the folder of --out=/no/such/folder/found.csv does not exist": ["{photos}", "--out=/no/such/folder/found.csv"],
+    "the folder of --out=/no/such/folder/found.csv does not exist": [
+        "{photos}",
+        "--out=/no/such/folder/found.csv",
+    ],
 }
 
 

@@ -16,8 +16,8 @@ from vit_jax.weights import adapt
 
 CONFIGS = ROOT / "configs"
 
-# arXiv 2010.11929 table 3: data set, variant, epochs, base learning rate, decay, weight decay, dropout. Where the table
-# gives two lengths (7/14, 30/90) the longer one.
+# arXiv 2010.11929 table 3: data set, variant, epochs, base learning rate, decay, weight decay,
+# dropout. Where the table gives two lengths (7/14, 30/90) the longer one.
 TABLE_3 = [
     ("jft300m", "B/16", 7, 8e-4, "linear", 0.1, 0.0),
     ("jft300m", "B/32", 7, 8e-4, "linear", 0.1, 0.0),
@@ -42,8 +42,8 @@ TABLE_3 = [
     ("imagenet2012", "L/16", 300, 3e-3, "cosine", 0.3, 0.1),
     ("imagenet2012", "L/32", 300, 3e-3, "cosine", 0.3, 0.1),
 ]
-# arXiv 2010.11929 section 4.1: "ImageNet 1k classes and 1.3M images, ImageNet-21k with 21k classes and 14M images, JFT
-# with 18k classes and 303M images".
+# arXiv 2010.11929 section 4.1: "ImageNet 1k classes and 1.3M images, ImageNet-21k with 21k classes
+# and 14M images, JFT with 18k classes and 303M images".
 DATA = {"imagenet2012": (1_000, 1.3e6), "imagenet21k": (21_843, 14e6), "jft300m": (18_291, 303e6)}
 
 # arXiv 2010.11929 table 4: data set, steps, learning rates.
@@ -57,8 +57,8 @@ TABLE_4 = [
 ]
 
 
-# arXiv 2106.10270 by its authors' files, big_vision/configs/vit_i1k.py and vit_i21k.py: level -> mixup, operations of
-# RandAugment, magnitude.
+# arXiv 2106.10270 by its authors' files, big_vision/configs/vit_i1k.py and vit_i21k.py: level ->
+# mixup, operations of RandAugment, magnitude.
 LEVELS = {
     "none": (0.0, 0, None),
     "light1": (0.0, 2, 0.0),
@@ -84,8 +84,9 @@ AUGREG = [
     ("imagenet21k", "L/16", "medium2"),
 ]
 
-# arXiv 2204.07118 by the commands in README_revenge.md of facebookresearch/deit: data set, variant, epochs, image size,
-# learning rate, weight decay, stochastic depth; and millions of parameters at 224 with 1,000 classes, from its tables.
+# arXiv 2204.07118 by the commands in README_revenge.md of facebookresearch/deit: data set, variant,
+# epochs, image size, learning rate, weight decay, stochastic depth; and millions of parameters at
+# 224 with 1,000 classes, from its tables.
 DEIT3 = [
     ("imagenet2012", "S/16", 800, 224, 4e-3, 0.05, 0.05, 22.0),
     ("imagenet2012", "B/16", 800, 192, 3e-3, 0.05, 0.2, 86.6),
@@ -163,22 +164,46 @@ def test_fine_tuning_is_table_4(row, variant):
 
 def test_held_out_shares_are_those_of_appendix_b():
     recipes = configs.import_file(str(CONFIGS / "finetune.py"))
-    shares = dict(imagenet2012=0.01, cifar10=0.02, cifar100=0.02, oxford_iiit_pet=0.1, oxford_flowers102=0.1)
+    shares = dict(
+        imagenet2012=0.01, cifar10=0.02, cifar100=0.02, oxford_iiit_pet=0.1, oxford_flowers102=0.1
+    )
     assert shares == recipes.HELD_OUT
 
 
 def test_plain_vit_is_arxiv_2205_01580():
     """Section 3 of the paper, and big_vision/configs/vit_s16_i1k.py."""
     config = load("plain_vit_s16.py")
-    assert (config.model.variant, config.model.pool, config.model.posemb) == ("S/16", "gap", "sincos2d")
-    assert (config.total_epochs, config.data.batch_size, config.optim.warmup_steps) == (90, 1024, 10_000)
+    assert (config.model.variant, config.model.pool, config.model.posemb) == (
+        "S/16",
+        "gap",
+        "sincos2d",
+    )
+    assert (config.total_epochs, config.data.batch_size, config.optim.warmup_steps) == (
+        90,
+        1024,
+        10_000,
+    )
     assert (config.optim.name, config.optim.lr, config.optim.schedule) == ("adam", 1e-3, "cosine")
-    assert (config.optim.wd, config.optim.wd_times_lr, config.optim.grad_clip_norm) == (1e-4, False, 1.0)
-    assert (config.mixup, config.data.randaug_layers, config.data.randaug_magnitude) == (0.2, 2, 10.0)
-    assert config.data.split == "train[:99%]" and config.data.crop == "inception" and config.data.flip
+    assert (config.optim.wd, config.optim.wd_times_lr, config.optim.grad_clip_norm) == (
+        1e-4,
+        False,
+        1.0,
+    )
+    assert (config.mixup, config.data.randaug_layers, config.data.randaug_magnitude) == (
+        0.2,
+        2,
+        10.0,
+    )
+    assert (
+        config.data.split == "train[:99%]" and config.data.crop == "inception" and config.data.flip
+    )
     _, params = built(config)
-    # S/16 without class token and position embedding (22,050,664 - 197 * 384 - 384), and with pre_logits.
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22_050_664 - 198 * 384 + 384 * 384 + 384
+    # S/16 without class token and position embedding (22,050,664 - 197 * 384 - 384), and with
+    # pre_logits.
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(params))
+        == 22_050_664 - 198 * 384 + 384 * 384 + 384
+    )
 
 
 @pytest.mark.parametrize("row", AUGREG, ids=lambda row: f"{row[1]},{row[0]}")
@@ -189,36 +214,73 @@ def test_augreg_is_arxiv_2106_10270(row):
     assert (config.mixup, data.randaug_layers) == LEVELS[level][:2]
     assert data.to_dict().get("randaug_magnitude") == LEVELS[level][2]
     assert (config.total_epochs, data.batch_size, config.image_size) == (300, 4096, 224)
-    assert (data.crop, data.area_min, data.flip, config.loss) == ("inception", 0.05, True, "sigmoid_xent")
-    assert (optim.name, optim.lr, optim.momentum_dtype, optim.grad_clip_norm) == ("adam", 1e-3, "bfloat16", 1.0)
-    assert (optim.schedule, optim.warmup_steps, optim.wd, optim.wd_times_lr) == ("cosine", 10_000, 1e-4, False)
-    assert (model.variant, model.posemb, model.dropout, model.droppath) == (variant, "learn", 0.0, 0.0)
+    assert (data.crop, data.area_min, data.flip, config.loss) == (
+        "inception",
+        0.05,
+        True,
+        "sigmoid_xent",
+    )
+    assert (optim.name, optim.lr, optim.momentum_dtype, optim.grad_clip_norm) == (
+        "adam",
+        1e-3,
+        "bfloat16",
+        1.0,
+    )
+    assert (optim.schedule, optim.warmup_steps, optim.wd, optim.wd_times_lr) == (
+        "cosine",
+        10_000,
+        1e-4,
+        False,
+    )
+    assert (model.variant, model.posemb, model.dropout, model.droppath) == (
+        variant,
+        "learn",
+        0.0,
+        0.0,
+    )
     splits = {name: entry.data.split for name, entry in config.evals.items()}
     if dataset == "imagenet2012":
-        assert (data.split, splits) == ("train[:99%]", dict(minival="train[99%:]", val="validation"))
+        assert (data.split, splits) == (
+            "train[:99%]",
+            dict(minival="train[99%:]", val="validation"),
+        )
         assert (model.pool, model.pre_logits, model.head_bias) == ("tok", True, -6.9)
         assert catalog.declared(config).num_examples == 1_268_355
     else:
-        assert (data.split, splits) == ("train[51200:]", dict(test="train[:25600]", val="train[25600:51200]"))
+        assert (data.split, splits) == (
+            "train[51200:]",
+            dict(test="train[:25600]", val="train[25600:51200]"),
+        )
         assert (model.pool, model.pre_logits, model.head_bias) == ("gap", False, -10.0)
         assert catalog.declared(config).num_examples == 14_197_122 - 51_200
-    assert {(entry.data.crop, entry.data.fraction) for entry in config.evals.values()} == {("central", 0.875)}
+    assert {(entry.data.crop, entry.data.fraction) for entry in config.evals.values()} == {
+        ("central", 0.875)
+    }
     built_model, params = built(config)
     assert built_model.num_classes == DATA[dataset][0]
     if variant in COUNTS:
         d, classes = built_model.width, built_model.num_classes
-        own = d * d + d if dataset == "imagenet2012" else -2 * d  # pre_logits; without the class token and its row
+        own = (
+            d * d + d if dataset == "imagenet2012" else -2 * d
+        )  # pre_logits; without the class token and its row
         count = COUNTS[variant] + own + (d + 1) * (classes - 1000)
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_augreg_takes_any_level_and_the_regularisation_of_the_paper(level):
-    for argument, rate in ((f"R26+S/32,imagenet21k,{level}", 0.0), (f"Ti/16,imagenet2012,{level},reg", 0.1)):
+    for argument, rate in (
+        (f"R26+S/32,imagenet21k,{level}", 0.0),
+        (f"Ti/16,imagenet2012,{level},reg", 0.1),
+    ):
         config = load(f"augreg.py:{argument}")
         assert (config.mixup, config.data.randaug_layers) == LEVELS[level][:2]
         assert config.data.to_dict().get("randaug_magnitude") == LEVELS[level][2]
-        assert (config.model.dropout, config.model.droppath, config.model.droppath_shape) == (rate, rate, "linear")
+        assert (config.model.dropout, config.model.droppath, config.model.droppath_shape) == (
+            rate,
+            rate,
+            "linear",
+        )
     config = load("augreg.py:B/16,imagenet2012,reg")
     assert (config.mixup, config.model.dropout, config.model.droppath) == (0.5, 0.1, 0.1)
 
@@ -228,9 +290,21 @@ def test_deit3_is_arxiv_2204_07118(row):
     dataset, variant, epochs, image_size, lr, wd, droppath, millions = row
     config = load(f"deit3.py:{variant},{dataset}")
     data, model, optim = config.data, config.model, config.optim
-    assert (config.total_epochs, config.image_size, optim.lr, optim.wd) == (epochs, image_size, lr, wd)
-    # --opt fusedlamb, whose max_grad_norm is 1.0, with the --opt-eps of main.py; --sched cosine --warmup-epochs 5.
-    assert (optim.name, optim.b1, optim.b2, optim.eps, optim.grad_clip_norm) == ("lamb", 0.9, 0.999, 1e-8, 1.0)
+    assert (config.total_epochs, config.image_size, optim.lr, optim.wd) == (
+        epochs,
+        image_size,
+        lr,
+        wd,
+    )
+    # --opt fusedlamb, whose max_grad_norm is 1.0, with the --opt-eps of main.py; --sched cosine
+    # --warmup-epochs 5.
+    assert (optim.name, optim.b1, optim.b2, optim.eps, optim.grad_clip_norm) == (
+        "lamb",
+        0.9,
+        0.999,
+        1e-8,
+        1.0,
+    )
     assert optim.schedule == "cosine"
     examples = catalog.declared(config).num_examples
     assert abs(optim.warmup_steps - 5 * examples / data.batch_size) <= 0.5
@@ -239,22 +313,38 @@ def test_deit3_is_arxiv_2204_07118(row):
     assert (model.gelu, model.ln_eps, model.pool, model.head_std) == ("erf", 1e-6, "tok", 0.02)
     assert not model.pre_logits and not model.dropout
     # augment.py, --ThreeAugment --color-jitter 0.3 --reprob 0.0 --cutmix 1.0 --eval-crop-ratio 1.0.
-    assert (data.three_augment, data.color_jitter, data.method, data.flip) == (True, 0.3, "bicubic", True)
+    assert (data.three_augment, data.color_jitter, data.method, data.flip) == (
+        True,
+        0.3,
+        "bicubic",
+        True,
+    )
     assert (data.erase, data.randaug_layers, config.cutmix) == (0.0, 0, 1.0)
     assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert (config.evals.val.data.crop, config.evals.val.data.fraction) == ("central", 1.0)
-    if dataset == "imagenet2012":  # --mixup .8 --smoothing 0.0 --bce-loss --repeated-aug, and 2048 images a batch
+    if (
+        dataset == "imagenet2012"
+    ):  # --mixup .8 --smoothing 0.0 --bce-loss --repeated-aug, and 2048 images a batch
         assert (config.mixup, config.label_smoothing, config.loss) == (0.8, 0.0, "multilabel_xent")
-        assert (data.crop, data.area_min, data.repeats, data.batch_size) == ("inception", 0.08, 3, 2016)
+        assert (data.crop, data.area_min, data.repeats, data.batch_size) == (
+            "inception",
+            0.08,
+            3,
+            2016,
+        )
         assert examples == 1_281_167
     else:  # --mixup 0 --smoothing 0.1 --no-repeated-aug --src
         assert (config.mixup, config.label_smoothing, config.loss) == (0.0, 0.1, "softmax_xent")
         assert (data.crop, data.repeats, data.batch_size) == ("simple", 1, 2048)
         assert examples == 14_197_122 - 51_200
     built_model, params = built(config)
-    assert params["Transformer"]["encoderblock_0"]["LayerScale_1"]["gamma"].shape == (built_model.width,)
+    assert params["Transformer"]["encoderblock_0"]["LayerScale_1"]["gamma"].shape == (
+        built_model.width,
+    )
     counted = adapt.abstract_params(built_model.clone(num_classes=1000, image_size=(224, 224)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(counted)) / 1e6 == pytest.approx(millions, abs=0.1)
+    assert sum(leaf.size for leaf in jax.tree.leaves(counted)) / 1e6 == pytest.approx(
+        millions, abs=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,7 +353,10 @@ def test_deit3_is_arxiv_2204_07118(row):
         ("augreg.py:H/14,imagenet2012", "gives no augmentation for H/14: write VARIANT,DATASET"),
         ("augreg.py:B/16,imagenet2012,strong3", "gives no augmentation for B/16"),
         ("augreg.py:B/16,cifar10", "has no recipe for cifar10: choose imagenet2012 or imagenet21k"),
-        ("deit3.py:Ti/16,imagenet2012", "has no recipe for Ti/16,imagenet2012: it has S/16,imagenet2012"),
+        (
+            "deit3.py:Ti/16,imagenet2012",
+            "has no recipe for Ti/16,imagenet2012: it has S/16,imagenet2012",
+        ),
     ],
 )
 def test_recipes_name_what_they_have(recipe, message):
@@ -273,10 +366,16 @@ def test_recipes_name_what_they_have(recipe, message):
 
 def all_recipes() -> list[str]:
     """Every config file; those with an argument for every data set that they name."""
-    sets = [name for name, entry in catalog.CATALOG.items() if name != "digits" and "train" in entry.examples]
+    sets = [
+        name
+        for name, entry in catalog.CATALOG.items()
+        if name != "digits" and "train" in entry.examples
+    ]
     found = ["demo.py", "demo_finetune.py", "plain_vit_s16.py"]
     found += [
-        f"{file}.py:S/16,{dataset}" for file in ("augreg", "deit3") for dataset in ("imagenet2012", "imagenet21k")
+        f"{file}.py:S/16,{dataset}"
+        for file in ("augreg", "deit3")
+        for dataset in ("imagenet2012", "imagenet21k")
     ]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
@@ -286,7 +385,9 @@ def all_recipes() -> list[str]:
 
 def test_every_config_file_is_covered():
     others = {"evaluate.py", "step.py", "vtab.py"}  # of other commands than train, and their tests
-    assert {path.name for path in CONFIGS.glob("*.py")} == {name.split(":")[0] for name in all_recipes()} | others
+    assert {path.name for path in CONFIGS.glob("*.py")} == {
+        name.split(":")[0] for name in all_recipes()
+    } | others
 
 
 @pytest.mark.parametrize("recipe", all_recipes())

@@ -11,7 +11,9 @@ def create_model(variant=None, num_classes=1000, image_size=224, **overrides):
 
 
 def from_pretrained(path, num_classes=None, image_size=None, grid=None, **overrides):
-    """Loads (model, params) from weights of ours or published ones: see `vit_jax.weights.load.from_pretrained`."""
+    """Loads (model, params) from weights of ours or published ones: see
+    `vit_jax.weights.load.from_pretrained`.
+    """
     from vit_jax.weights import load as pretrained
 
     return pretrained.from_pretrained(path, num_classes, image_size, grid, **overrides)

@@ -22,7 +22,15 @@ COMMANDS = {
 
 def usage() -> str:
     lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(["usage: vit_jax COMMAND ...", "", *lines, "", "vit_jax COMMAND --help has the arguments of each"])
+    return "\n".join(
+        [
+            "usage: vit_jax COMMAND ...",
+            "",
+            *lines,
+            "",
+            "vit_jax COMMAND --help has the arguments of each",
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         print(usage())
         return 0
     if name not in COMMANDS:
-        print(f"error: {name!r} is not a command: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        print(
+            f"error: {name!r} is not a command: choose one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
         return UserError.exit_code
     module = importlib.import_module(f"vit_jax.{name}")
     if hasattr(module, "__path__"):

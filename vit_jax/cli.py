@@ -18,9 +18,13 @@ log = logging.getLogger(__name__)
 
 
 def check(path: str | None, flag: str = "--json") -> None:
-    """Raises UserError where `path` is a folder or lies in none; without a path there is nothing to check."""
+    """Raises UserError where `path` is a folder or lies in none; without a path there is nothing to
+    check.
+    """
     if path and not epath.Path(path).parent.is_dir():
-        raise UserError(f"the folder of {flag}={path} does not exist: create it or choose another file")
+        raise UserError(
+            f"the folder of {flag}={path} does not exist: create it or choose another file"
+        )
     if path and epath.Path(path).is_dir():
         raise UserError(f"{flag}={path} is a folder: choose a file")
 
@@ -43,7 +47,9 @@ def write(path: str | None, result) -> None:
     try:
         epath.Path(path).write_text(json.dumps(result, indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"--json={path} can't be written ({error.strerror}): choose another file") from error
+        raise UserError(
+            f"--json={path} can't be written ({error.strerror}): choose another file"
+        ) from error
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -55,9 +61,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[], None], debug: bool) -> int:
-    """Runs `main` and returns the exit code; `debug` lets every exception through with its traceback."""
+    """Runs `main` and returns the exit code; `debug` lets every exception through with its
+    traceback.
+    """
     if not debug:
-        for library in ("absl", "asyncio"):  # they would print what is raised to us a second time, with tracebacks
+        for library in (
+            "absl",
+            "asyncio",
+        ):  # they would print what is raised to us a second time, with tracebacks
             logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         main()
@@ -69,15 +80,19 @@ def run(main: Callable[[], None], debug: bool) -> int:
         print(f"error: {errors.one_line(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("error: interrupted; the last saved checkpoint is whole, and the same command continues", file=sys.stderr)
+        print(
+            "error: interrupted; the last saved checkpoint is whole, and the same command "
+            "continues",
+            file=sys.stderr,
+        )
         return 128 + signal.SIGINT
     except Exception as error:
         problem = errors.storage_problem(error)
         if debug or problem is None:
             raise
         print(
-            f"error: {problem}: earlier checkpoints are intact; mend it or choose another --workdir, then run the same "
-            "command again",
+            f"error: {problem}: earlier checkpoints are intact; mend it or choose another "
+            "--workdir, then run the same command again",
             file=sys.stderr,
         )
         return UserError.exit_code
@@ -85,7 +100,9 @@ def run(main: Callable[[], None], debug: bool) -> int:
 
 
 class StderrHandler(logging.StreamHandler):
-    """Looks up sys.stderr at every line: the progress bar replaces it so that lines pass above the bar."""
+    """Looks up sys.stderr at every line: the progress bar replaces it so that lines pass above the
+    bar.
+    """
 
     def __init__(self):
         logging.Handler.__init__(self)
@@ -107,9 +124,12 @@ class FileHandler(logging.StreamHandler):
 def logging_to(workdir: epath.Path | None):
     """Sends the project's log to stderr and to log.txt in `workdir` if there is one.
 
-    Of several processes all but the leading one write logs/process_I.txt instead, and only warnings to stderr.
+    Of several processes all but the leading one write logs/process_I.txt instead, and only warnings
+    to stderr.
     """
-    several = jax.distributed.is_initialized()  # asked before the devices, which some commands do without
+    several = (
+        jax.distributed.is_initialized()
+    )  # asked before the devices, which some commands do without
     root, index = logging.getLogger("vit_jax"), jax.process_index() if several else 0
     root.setLevel(logging.INFO)
     root.propagate = False
@@ -129,7 +149,9 @@ def logging_to(workdir: epath.Path | None):
             yield
         except Exception as error:
             if several and not isinstance(error, Preempted):  # on stderr of many it is hard to find
-                log.error("%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True))
+                log.error(
+                    "%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True)
+                )
             raise
         finally:
             root.handlers[:] = root.handlers[:1]

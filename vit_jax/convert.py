@@ -17,7 +17,14 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models import create
 from vit_jax.weights import load as pretrained
-from vit_jax.weights.formats import big_vision, huggingface, npz, safetensors_folder, timm, vision_transformer
+from vit_jax.weights.formats import (
+    big_vision,
+    huggingface,
+    npz,
+    safetensors_folder,
+    timm,
+    vision_transformer,
+)
 from vit_jax.weights.scan_layout import unflatten
 
 # Largest difference of the logits, relative to the largest logit, of a conversion that is right.
@@ -37,7 +44,11 @@ def write(weights: pretrained.Weights, model, path: pathlib.Path, target: str) -
         arrays, configs = FOLDERS[target].write(weights, model)
         safetensors_folder.write(path, arrays, **configs)
     else:
-        meta = dict(config=dict(loss=weights.loss), model=create.fields(model), class_names=weights.class_names)
+        meta = dict(
+            config=dict(loss=weights.loss),
+            model=create.fields(model),
+            class_names=weights.class_names,
+        )
         checkpoint.write_params(path, unflatten(weights.params), meta)
 
 
@@ -54,11 +65,17 @@ def logits(weights: pretrained.Weights, image) -> np.ndarray:
     """
     model, params = pretrained.build(weights)
     blind = not any(
-        value.any() for name, value in weights.params.items() if name in ("head/kernel", "head_dist/kernel")
+        value.any()
+        for name, value in weights.params.items()
+        if name in ("head/kernel", "head_dist/kernel")
     )
 
     def apply(params, image):
-        return pretrained.features(model, params, image) if blind else model.apply({"params": params}, image)
+        return (
+            pretrained.features(model, params, image)
+            if blind
+            else model.apply({"params": params}, image)
+        )
 
     with jax.default_matmul_precision("highest"):
         return np.asarray(jax.jit(apply)(params, image))
@@ -79,11 +96,18 @@ def check_destination(destination: str, target: str) -> epath.Path:
     if destination.endswith((".npz", ".safetensors")) and (target in FOLDERS or target == "ours"):
         raise UserError(f"{target} weights are a folder, but DST is {destination}: give a folder")
     if target in ARCHIVES and not destination.endswith(".npz"):
-        raise UserError(f"{target} weights are one file, but DST is {destination}: give a name that ends in .npz")
+        raise UserError(
+            f"{target} weights are one file, but DST is {destination}: give a name that ends in "
+            ".npz"
+        )
     if path.is_file() or (path.is_dir() and (target in ARCHIVES or any(path.iterdir()))):
-        raise UserError(f"DST {destination} exists and is not overwritten: remove it, or give another name")
+        raise UserError(
+            f"DST {destination} exists and is not overwritten: remove it, or give another name"
+        )
     if "://" not in destination and not path.resolve().parent.is_dir():
-        raise UserError(f"the folder of DST {destination} does not exist: create it, or give another name")
+        raise UserError(
+            f"the folder of DST {destination} does not exist: create it, or give another name"
+        )
     return path
 
 
@@ -121,21 +145,30 @@ def prove(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
             f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"
             f"{' (' + ', '.join(lost) + ')' if lost else ''}: nothing is written"
         )
-    return dict(source_format=weights.format, target_format=target, max_abs_diff=largest, tolerance=tolerance)
+    return dict(
+        source_format=weights.format,
+        target_format=target,
+        max_abs_diff=largest,
+        tolerance=tolerance,
+    )
 
 
 def convert(source: str, destination: str, target: str) -> dict:
     """Converts, verifies and writes; returns what `--json` holds.
 
     Raises:
-      UserError: the source can't be read, the target can't express it, or the destination can't be written.
+      UserError: the source can't be read, the target can't express it, or the destination can't be
+        written.
       NegativeResult: the logits differ; nothing is written.
     """
     path = check_destination(destination, target)
     weights = pretrained.read(source)
     model, _ = pretrained.build(weights)
     if found := obstacles(weights, model, target):
-        raise UserError(f"{target} weights have no place for {', '.join(found)} of {source}: choose another --format")
+        raise UserError(
+            f"{target} weights have no place for {', '.join(found)} of {source}: choose another "
+            "--format"
+        )
     # Beside the destination where that is local, so that placing it is one rename.
     beside = None if "://" in destination else pathlib.Path(destination).resolve().parent
     try:
@@ -148,15 +181,29 @@ def convert(source: str, destination: str, target: str) -> dict:
         problem = errors.storage_problem(error)
         if isinstance(error, UserError) or problem is None:
             raise
-        raise UserError(f"DST {destination} can't be written ({problem}): mend it, or give another place") from error
+        raise UserError(
+            f"DST {destination} can't be written ({problem}): mend it, or give another place"
+        ) from error
     return result
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.convert", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("source", metavar="SRC", help="weights in any format: file, folder, workdir, gs:// or https://")
-    parser.add_argument("destination", metavar="DST", help="a new .npz (published, big_vision) or folder (the others)")
-    parser.add_argument("--format", choices=FORMATS, help="of DST; else published for .npz, ours for a folder")
+    parser = cli.ArgumentParser(
+        "vit_jax.convert", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="weights in any format: file, folder, workdir, gs:// or https://",
+    )
+    parser.add_argument(
+        "destination",
+        metavar="DST",
+        help="a new .npz (published, big_vision) or folder (the others)",
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of DST; else published for .npz, ours for a folder"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)
@@ -167,8 +214,9 @@ def main(argv: list[str]) -> int:
         target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
         result = convert(args.source, args.destination, target)
         print(
-            f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest difference of the "
-            f"logits {result['max_abs_diff']:.3g}, tolerance {result['tolerance']:.3g}"
+            f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest "
+            f"difference of the logits {result['max_abs_diff']:.3g}, tolerance "
+            f"{result['tolerance']:.3g}"
         )
         cli.write(args.json, result)
 

@@ -1,4 +1,5 @@
-"""The demonstration behind `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both.
+"""The demonstration behind `make demo`: pretrain on digits, fine-tune at a higher resolution,
+evaluate both.
 
 python -m vit_jax.demo [--workdir=DIR]
 """
@@ -28,7 +29,12 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
     pretrain, finetune = (workdir / stage for stage in STAGES)
     return [
         [*train, "--config=configs/demo.py", f"--workdir={pretrain}"],
-        [*train, "--config=configs/demo_finetune.py", f"--config.init_from={pretrain}", f"--workdir={finetune}"],
+        [
+            *train,
+            "--config=configs/demo_finetune.py",
+            f"--config.init_from={pretrain}",
+            f"--workdir={finetune}",
+        ],
         *(
             [
                 *evaluate,
@@ -48,9 +54,13 @@ def run_command(command: list[str]) -> None:
       NegativeResult: it failed; its own last line says why.
     """
     print(f"\n$ {shlex.join(command)}", flush=True)
-    code = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+    code = subprocess.run(
+        [sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
+    ).returncode
     if code:
-        raise NegativeResult(f"`{shlex.join(command)}` ended with exit code {code}: see its last line above")
+        raise NegativeResult(
+            f"`{shlex.join(command)}` ended with exit code {code}: see its last line above"
+        )
 
 
 def report(workdir: pathlib.Path, seconds: float) -> None:
@@ -58,7 +68,9 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
     folders = {stage: epath.Path(workdir / stage) for stage in STAGES}
     losses = {"training loss (with mixup)": "train/loss", "validation loss": "eval/val/loss"}
     figures.curves(folders, losses, epath.Path(workdir / "loss.png"))
-    figures.curves(folders, {"validation top-1": "eval/val/top1"}, epath.Path(workdir / "accuracy.png"))
+    figures.curves(
+        folders, {"validation top-1": "eval/val/top1"}, epath.Path(workdir / "accuracy.png")
+    )
     table = Table(title=f"digits, {seconds:.0f} seconds in all")
     for column in ("stage", "image size", "validation top-1", "test top-1"):
         table.add_column(column, justify="left" if column == "stage" else "right")
@@ -74,8 +86,12 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)")
+    parser = cli.ArgumentParser(
+        "vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)
 

@@ -1,4 +1,6 @@
-"""How a failure reaches the user: one line on stderr and an exit code, never a traceback by surprise."""
+"""How a failure reaches the user: one line on stderr and an exit code, never a traceback by
+surprise.
+"""
 
 import errno
 import os
@@ -17,7 +19,9 @@ class NegativeResult(UserError):
 
 
 class Preempted(Exception):
-    """SIGTERM came, the state is saved, and the same command continues the run. Exit code 75 (EX_TEMPFAIL)."""
+    """SIGTERM came, the state is saved, and the same command continues the run. Exit code 75
+    (EX_TEMPFAIL).
+    """
 
     exit_code = 75
 
@@ -33,7 +37,8 @@ STORAGE_ERRORS = {
 
 
 def storage_problem(error: BaseException) -> str | None:
-    """What is wrong with the disk, where `error` comes from one that is full or can't be written; else None.
+    """What is wrong with the disk, where `error` comes from one that is full or can't be written;
+    else None.
 
     Libraries wrap such an OSError, or (TensorStore) give only its text.
     """

@@ -10,7 +10,9 @@ from vit_jax.train.metrics import read_lines
 
 def series(workdir: epath.Path, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric of a run."""
-    points = [(line["step"], line[name]) for line in read_lines(workdir / "metrics.jsonl") if name in line]
+    points = [
+        (line["step"], line[name]) for line in read_lines(workdir / "metrics.jsonl") if name in line
+    ]
     return [step for step, _ in points], [value for _, value in points]
 
 
@@ -28,7 +30,10 @@ def curves(runs: Mapping[str, epath.Path], lines: Mapping[str, str], path: epath
         for i, (label, name) in enumerate(lines.items()):
             thin = i == 0 and len(lines) > 1
             panel.plot(
-                *series(workdir, name), label=label, linewidth=0.8 if thin else 2.0, marker=None if thin else "o"
+                *series(workdir, name),
+                label=label,
+                linewidth=0.8 if thin else 2.0,
+                marker=None if thin else "o",
             )
         panel.set(title=title, xlabel="step")
         panel.grid(alpha=0.3)

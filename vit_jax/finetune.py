@@ -1,4 +1,5 @@
-"""Fine-tuning with a choice of the learning rate: each is tried on a part of the training data, the best on all of it.
+"""Fine-tuning with a choice of the learning rate: each is tried on a part of the training data, the
+best on all of it.
 
 python -m vit_jax.finetune --config=configs/finetune.py:VARIANT,DATASET --config.init_from=WEIGHTS --workdir=DIR
     [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
@@ -41,7 +42,10 @@ def numbers(text: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(0 < lr < 1e6 for lr in found):
-        raise UserError(f"--lrs={text} must be positive numbers with commas between them, as 0.001,0.003: correct it")
+        raise UserError(
+            f"--lrs={text} must be positive numbers with commas between them, as 0.001,0.003: "
+            "correct it"
+        )
     return sorted(set(found))
 
 
@@ -53,21 +57,29 @@ def kept(text: str) -> str:
     """
     found = re.fullmatch(r"(\d+(\.\d+)?)%", text)
     if not found or not 0 < float(found[1]) < 100:
-        raise UserError(f"--held_out={text} must be a share above 0 and below 100, as 10%: correct it")
+        raise UserError(
+            f"--held_out={text} must be a share above 0 and below 100, as 10%: correct it"
+        )
     return f"{100 - float(found[1]):g}%"
 
 
 def trial(config, lr: float, share: str):
-    """The config of a try: evaluated at the end on what is not trained on, by the settings of its first evaluation.
+    """The config of a try: evaluated at the end on what is not trained on, by the settings of its
+    first evaluation.
 
     Raises:
       UserError: there is no evaluation, or only a part of the data is trained on already.
     """
     usual = [entry for entry in config.evals.values() if entry.type == "classification"]
     if not usual:
-        raise UserError("config.evals has no classification, which says how images are evaluated: add one")
+        raise UserError(
+            "config.evals has no classification, which says how images are evaluated: add one"
+        )
     if config.data.subset or config.data.name == "mixture":
-        raise UserError("a part of the data is held out by data.subset, which can't be of a mixture or be set: undo it")
+        raise UserError(
+            "a part of the data is held out by data.subset, which can't be of a mixture or be set: "
+            "undo it"
+        )
     own = config.copy_and_resolve_references()
     with own.unlocked():
         own.optim.lr, own.data.subset = lr, share
@@ -101,7 +113,8 @@ def matters(key: str) -> bool:
 
 
 def kept_tries(path: epath.Path, about: dict) -> dict[str, float | None]:
-    """What finetune.json holds; nothing where it is damaged: finished runs lie beside it and are not done again.
+    """What finetune.json holds; nothing where it is damaged: finished runs lie beside it and are
+    not done again.
 
     Raises:
       UserError: it is of another config.
@@ -112,17 +125,26 @@ def kept_tries(path: epath.Path, about: dict) -> dict[str, float | None]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     if not same:
-        raise UserError(f"--workdir={path.parent} holds a fine-tuning with another config: choose another folder")
+        raise UserError(
+            f"--workdir={path.parent} holds a fine-tuning with another config: choose another "
+            "folder"
+        )
     return tried
 
 
-def choose(config, folder: epath.Path, lrs: Sequence[float], share: str) -> dict[float, float | None]:
-    """Accuracies on the held-out part by learning rate; those that stand in finetune.json are not tried again.
+def choose(
+    config, folder: epath.Path, lrs: Sequence[float], share: str
+) -> dict[float, float | None]:
+    """Accuracies on the held-out part by learning rate; those that stand in finetune.json are not
+    tried again.
 
     Raises:
       UserError: that file is of another config.
     """
-    path, flat = folder / "finetune.json", configs.flatten(configs.to_json(trial(config, lrs[0], share)))
+    path, flat = (
+        folder / "finetune.json",
+        configs.flatten(configs.to_json(trial(config, lrs[0], share))),
+    )
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
     tried = kept_tries(path, about)
     for lr in lrs:
@@ -148,8 +170,8 @@ def finish(config, folder: epath.Path, lr: float) -> dict[str, float]:
         before = lr
     if before != lr:
         raise UserError(
-            f"{folder} was trained with the learning rate {before:g}, but {lr:g} is better: move it away, and run the "
-            "same command again"
+            f"{folder} was trained with the learning rate {before:g}, but {lr:g} is better: move "
+            "it away, and run the same command again"
         )
     return run(own.lock(), folder)
 
@@ -159,7 +181,9 @@ def show(tried: dict[float, float | None], final: dict[str, float]) -> None:
     for lr, top1 in tried.items():
         table.add_row(f"{lr:g}", "not finite" if top1 is None else f"{top1:.2%}")
     for key in [key for key in final if re.fullmatch(r"eval/.*/top1", key)]:
-        table.add_row(f"{best(tried):g}, all of train", f"{key.split('/')[1]} {final[key]:.2%}", style="bold")
+        table.add_row(
+            f"{best(tried):g}, all of train", f"{key.split('/')[1]} {final[key]:.2%}", style="bold"
+        )
     Console().print(table)
 
 
@@ -171,24 +195,43 @@ def best(tried: dict[float, float | None]) -> float:
     """
     sound = {lr: top1 for lr, top1 in tried.items() if top1 is not None}
     if not sound:
-        raise NegativeResult("loss or gradients were not finite with any of the learning rates: try lower ones")
+        raise NegativeResult(
+            "loss or gradients were not finite with any of the learning rates: try lower ones"
+        )
     return max(sound, key=sound.get)
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.finetune", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="as of vit_jax.train; --config.KEY=VALUE"
+    parser = cli.ArgumentParser(
+        "vit_jax.finetune", description=__doc__.split("\n")[0], allow_abbrev=False
     )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the same command continues in it")
-    parser.add_argument("--lrs", default=",".join(map(str, LRS)), help="learning rates to try (default: %(default)s)")
-    parser.add_argument("--held_out", default="10%", help="share of the training data that decides (default: 10%%)")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE.py[:ARG]",
+        help="as of vit_jax.train; --config.KEY=VALUE",
+    )
+    parser.add_argument(
+        "--workdir", required=True, metavar="DIR", help="the same command continues in it"
+    )
+    parser.add_argument(
+        "--lrs",
+        default=",".join(map(str, LRS)),
+        help="learning rates to try (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--held_out", default="10%", help="share of the training data that decides (default: 10%%)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the accuracies here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)
 
     def work():
-        config, lrs, share = configs.load(args.config, overrides), numbers(args.lrs), kept(args.held_out)
+        config, lrs, share = (
+            configs.load(args.config, overrides),
+            numbers(args.lrs),
+            kept(args.held_out),
+        )
         trial(config, lrs[0], share)
         cli.check(args.json)
         processes.start()

@@ -28,7 +28,8 @@ KINDS = (".csv", ".npz")
 
 
 def make_step(model, top_k: int, is_multi_label: bool):
-    """f(params, image uint8 [batch, H, W, 3]) -> (features [batch, embed], class [batch, k], probability [batch, k]).
+    """f(params, image uint8 [batch, H, W, 3]) -> (features [batch, embed], class [batch, k],
+    probability [batch, k]).
 
     With `top_k` 0 it gives features alone.
     """
@@ -39,14 +40,18 @@ def make_step(model, top_k: int, is_multi_label: bool):
         if not top_k:
             return (features,)
         logits = model.apply({"params": params}, image).astype(jnp.float32)
-        likely, label = jax.lax.top_k(jax.nn.sigmoid(logits) if is_multi_label else jax.nn.softmax(logits), top_k)
+        likely, label = jax.lax.top_k(
+            jax.nn.sigmoid(logits) if is_multi_label else jax.nn.softmax(logits), top_k
+        )
         return features, label, likely
 
     return jax.jit(step)
 
 
 def batches_of(model, listing, count: int, rows: int) -> Iterator[dict]:
-    """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what can't be read."""
+    """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what
+    can't be read.
+    """
     from vit_jax.data import pipeline
     from vit_jax.data.sources import source
 
@@ -58,10 +63,14 @@ def batches_of(model, listing, count: int, rows: int) -> Iterator[dict]:
     return host.batches()
 
 
-def predict(weights: pretrained.Weights, given: Sequence[str], top_k: int, image_size: int | None) -> dict:
-    """Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images that can be read.
+def predict(
+    weights: pretrained.Weights, given: Sequence[str], top_k: int, image_size: int | None
+) -> dict:
+    """Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images
+    that can be read.
 
-    With `top_k` 0 the last two are left out. `unreadable` has the paths of other images, `names` those of the classes.
+    With `top_k` 0 the last two are left out. `unreadable` has the paths of other images, `names`
+    those of the classes.
 
     Raises:
       UserError: a path does not exist, or the weights can't do this.
@@ -72,11 +81,15 @@ def predict(weights: pretrained.Weights, given: Sequence[str], top_k: int, image
     if top_k and not model.num_classes:
         raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
     if model.image_size[0] != model.image_size[1]:
-        raise UserError(f"{weights.path} is for images of {model.image_size}: only square ones are predicted")
+        raise UserError(
+            f"{weights.path} is for images of {model.image_size}: only square ones are predicted"
+        )
     found, listing = file_list.load(given)
     mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size
-    step = make_step(model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent"))
+    step = make_step(
+        model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent")
+    )
     parts, good = [], []
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.replicated(mesh))
@@ -101,12 +114,17 @@ def as_csv(result: dict) -> str:
     if "label" not in result:
         writer.writerow(["path", *(f"feature_{i}" for i in range(result["features"].shape[1]))])
         writer.writerows(
-            [path, *map(repr, row.tolist())] for path, row in zip(result["path"], result["features"], strict=True)
+            [path, *map(repr, row.tolist())]
+            for path, row in zip(result["path"], result["features"], strict=True)
         )
         return text.getvalue()
     ranks = range(1, result["label"].shape[1] + 1)
-    writer.writerow(["path", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
-    for path, labels, likely in zip(result["path"], result["label"], result["probability"], strict=True):
+    writer.writerow(
+        ["path", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))]
+    )
+    for path, labels, likely in zip(
+        result["path"], result["label"], result["probability"], strict=True
+    ):
         pairs = [(result["names"][i], f"{p:.6g}") for i, p in zip(labels, likely, strict=True)]
         writer.writerow([path, *(cell for pair in pairs for cell in pair)])
     return text.getvalue()
@@ -134,19 +152,38 @@ def write(path: str, result: dict) -> None:
 def show(result: dict) -> None:
     for row, path in enumerate(result["path"]):
         if "label" not in result:
-            print(f"{path}: {result['features'].shape[1]} features, the first {result['features'][row, 0]:.6g}")
+            print(
+                f"{path}: {result['features'].shape[1]} features, the first "
+                f"{result['features'][row, 0]:.6g}"
+            )
             continue
         best = zip(result["label"][row], result["probability"][row], strict=True)
         print(f"{path}:", ", ".join(f"{result['names'][i]} {p:.1%}" for i, p in best))
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--checkpoint", required=True, help="a workdir, .npz, .safetensors, or a folder of timm or HF")
-    parser.add_argument("images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched to any depth")
-    parser.add_argument("--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)")
-    parser.add_argument("--out", metavar="FILE", help=f"where to write: {' or '.join(KINDS)} (default: the terminal)")
-    parser.add_argument("--image_size", type=int, help="side in pixels (default: that of the weights)")
+    parser = cli.ArgumentParser(
+        "vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        help="a workdir, .npz, .safetensors, or a folder of timm or HF",
+    )
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched to any depth"
+    )
+    parser.add_argument(
+        "--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help=f"where to write: {' or '.join(KINDS)} (default: the terminal)",
+    )
+    parser.add_argument(
+        "--image_size", type=int, help="side in pixels (default: that of the weights)"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)
 
@@ -164,7 +201,9 @@ def main(argv: list[str]) -> int:
         write(args.out, result) if args.out else show(result)
         if result["unreadable"]:
             count, first = len(result["unreadable"]), result["unreadable"][0]
-            raise NegativeResult(f"{count} of the images can't be read, the first is {first}: they are left out")
+            raise NegativeResult(
+                f"{count} of the images can't be read, the first is {first}: they are left out"
+            )
 
     return cli.run(work, args.debug)
 

@@ -28,7 +28,14 @@ def cache():
 
 def test_the_report_holds_every_stage(tiny, tmp_path):
     path = tmp_path / "out.json"
-    arguments = [f"--config={tiny}", f"--json={path}", "--images=128", "--runs=2", "--topology=v5e:2x4", "--mfu=0.25"]
+    arguments = [
+        f"--config={tiny}",
+        f"--json={path}",
+        "--images=128",
+        "--runs=2",
+        "--topology=v5e:2x4",
+        "--mfu=0.25",
+    ]
     assert benchmark.main(["data", *arguments]) == 0
     rows = json.loads(path.read_text())
     assert all(set(row) == {"name", "unit", "median", "runs"} for row in rows)
@@ -36,18 +43,27 @@ def test_the_report_holds_every_stage(tiny, tmp_path):
     whole = found["host: all", "core-ms/image"]
     assert len(whole["runs"]) == 2 and whole["median"] == sum(whole["runs"]) / 2 > 0
     stages = [
-        found[f"host: {name}", "core-ms/image"]["runs"][0] for name in ("read and parse", "decode and crop", "resize")
+        found[f"host: {name}", "core-ms/image"]["runs"][0]
+        for name in ("read and parse", "decode and crop", "resize")
     ]
-    assert sum(stages) == pytest.approx(whole["runs"][0])  # each is the difference to the one before it
-    assert found["transfer to the devices", "bytes/image"]["median"] == 8 * 8 * 3 + 4 + 4 + 8  # label, mask, seed
+    assert sum(stages) == pytest.approx(
+        whole["runs"][0]
+    )  # each is the difference to the one before it
+    assert (
+        found["transfer to the devices", "bytes/image"]["median"] == 8 * 8 * 3 + 4 + 4 + 8
+    )  # label, mask, seed
     speed = found["v5e:2x4 at 25% MFU takes", "images/s"]["median"]
-    assert found["cores that feed v5e:2x4", "cores"]["median"] == pytest.approx(speed * whole["median"] / 1e3)
+    assert found["cores that feed v5e:2x4", "cores"]["median"] == pytest.approx(
+        speed * whole["median"] / 1e3
+    )
 
 
 def test_topologies():
     assert data.chips_of("v5e:16x16") == ("TPU v5e", 256)
     assert data.chips_of("v4:2x2x4") == ("TPU v4", 16)
-    assert all(kind in hardware.PEAK_FLOPS for kind, _ in map(data.chips_of, ("v5p:1x1", "v6e:4x4")))
+    assert all(
+        kind in hardware.PEAK_FLOPS for kind, _ in map(data.chips_of, ("v5p:1x1", "v6e:4x4"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +95,13 @@ def rows_of(path) -> dict[tuple[str, str], dict]:
 def test_the_step_of_several_models(tiny, tmp_path):
     """MFU is what images/s, analytic FLOPs and the measured product make of it."""
     path = tmp_path / "out.json"
-    arguments = [f"--config={tiny}", f"--json={path}", "--models=Ti/4:16,Ti/2:8", "--steps=2", "--runs=2"]
+    arguments = [
+        f"--config={tiny}",
+        f"--json={path}",
+        "--models=Ti/4:16,Ti/2:8",
+        "--steps=2",
+        "--runs=2",
+    ]
     assert benchmark.main(["step", *arguments]) == 0
     found = rows_of(path)
     product = 1e12 * found["product of bfloat16 matrices, one device", "TFLOP/s"]["median"]
@@ -121,7 +143,13 @@ def test_wrong_arguments_of_step_are_one_line(arguments, message, tiny, capsys):
 
 def test_saving_and_restoring(tiny, tmp_path, capsys):
     path, folder = tmp_path / "out.json", tmp_path / "saved"
-    arguments = ["checkpoint", f"--config={tiny}", f"--json={path}", f"--folder={folder}", "--runs=2"]
+    arguments = [
+        "checkpoint",
+        f"--config={tiny}",
+        f"--json={path}",
+        f"--folder={folder}",
+        "--runs=2",
+    ]
     assert benchmark.main(arguments) == 0
     rows = json.loads(path.read_text())
     assert [row["unit"] for row in rows] == ["s", "s", "MiB/s", "s", "MiB/s"]
@@ -135,18 +163,41 @@ def test_saving_and_restoring(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_starting_fills_and_uses_the_cache_of_programs(tiny, tmp_path):
-    """A second run finds the programs of the first, compiles nothing of that size, and trains the same bits."""
+    """A second run finds the programs of the first, compiles nothing of that size, and trains the
+    same bits.
+    """
     path = tmp_path / "out.json"
     assert benchmark.main(["startup", f"--config={tiny}", f"--json={path}", "--runs=1"]) == 0
     assert len(json.loads(path.read_text())) == 6
 
     cache, losses = tmp_path / "cache", []
-    environment = {key: value for key, value in os.environ.items() if key not in runtime.JAX_VARIABLES}
-    environment |= dict(VIT_JAX_CACHE=str(cache), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS="")
+    environment = {
+        key: value for key, value in os.environ.items() if key not in runtime.JAX_VARIABLES
+    }
+    environment |= dict(
+        VIT_JAX_CACHE=str(cache), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=""
+    )
     for name in ("one", "two"):
-        command = [sys.executable, "-m", "vit_jax.train", f"--config={tiny}", f"--workdir={tmp_path / name}"]
+        command = [
+            sys.executable,
+            "-m",
+            "vit_jax.train",
+            f"--config={tiny}",
+            f"--workdir={tmp_path / name}",
+        ]
         command += ["--config.total_steps=3", "--config.log_every=1"]
         subprocess.run(command, check=True, env=environment, capture_output=True)
-        kept = sorted(file.name for file in (cache / "programs").iterdir() if file.name.endswith("-cache"))
-        losses.append((kept, [line["train/loss"] for line in metric_lines(tmp_path / name) if "train/loss" in line]))
+        kept = sorted(
+            file.name for file in (cache / "programs").iterdir() if file.name.endswith("-cache")
+        )
+        losses.append(
+            (
+                kept,
+                [
+                    line["train/loss"]
+                    for line in metric_lines(tmp_path / name)
+                    if "train/loss" in line
+                ],
+            )
+        )
     assert losses[0] == losses[1] and any("train_step" in name for name in losses[0][0])

@@ -30,7 +30,9 @@ def only(array) -> str:
 
 def test_a_tree_has_a_checksum_for_each_leaf_by_its_path():
     found = checksums.checksums(dict(params=dict(head=ARRAYS["float32"]), mu=(ARRAYS["bool"],)))
-    assert list(found) == ["mu/0", "params/head"] and all(len(value) == 16 for value in found.values())
+    assert list(found) == ["mu/0", "params/head"] and all(
+        len(value) == 16 for value in found.values()
+    )
     assert found["params/head"] == only(ARRAYS["float32"])
 
 
@@ -80,7 +82,11 @@ def test_what_was_sealed_is_opened_through_json():
 
 def test_a_changed_fact_checksum_or_array_is_an_error():
     sealed = json.loads(json.dumps(checksums.seal(dict(lr=0.1), dict(x=ARRAYS["int32"]))))
-    changed = [sealed | dict(meta=dict(lr=0.2)), sealed | dict(checksums=dict(x="0" * 16)), sealed | dict(more=1)]
+    changed = [
+        sealed | dict(meta=dict(lr=0.2)),
+        sealed | dict(checksums=dict(x="0" * 16)),
+        sealed | dict(more=1),
+    ]
     for one in (*changed, {}, [], None, dict(meta={}, checksums={})):
         with pytest.raises(UserError, match="checksum"):
             checksums.opened(one)
@@ -97,7 +103,9 @@ def test_copies_that_are_not_alike_are_found():
     expected = dict(x=only(array))
     for bad in (None, 0, 3, 7):
         shards = []
-        for number, (device, index) in enumerate(place.addressable_devices_indices_map(array.shape).items()):
+        for number, (device, index) in enumerate(
+            place.addressable_devices_indices_map(array.shape).items()
+        ):
             part = array[index].copy()
             part[1, 2] += number == bad
             shards.append(jax.device_put(part, device))

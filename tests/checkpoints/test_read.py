@@ -22,7 +22,9 @@ EVAL = "eval/val/top1"
 
 
 def settings(**more):
-    return ml_collections.ConfigDict(dict(keep_last=1, keep_every=0, keep_best="", max_failures=3) | more)
+    return ml_collections.ConfigDict(
+        dict(keep_last=1, keep_every=0, keep_best="", max_failures=3) | more
+    )
 
 
 def state(step: int) -> dict:
@@ -31,7 +33,9 @@ def state(step: int) -> dict:
 
 def restored(checkpointer) -> tuple[int, float]:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in state(0).items()}
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in state(0).items()
+    }
     step, found = checkpointer.restore(lambda meta: shapes)
     return step, float(found["w"][0, 0])
 
@@ -50,7 +54,12 @@ def test_the_best_by_a_metric_is_kept_also_by_another_one_after_a_restart(tmp_pa
     with Checkpointer(tmp_path, settings(keep_best="eval/val/loss")) as checkpointer:
         assert restored(checkpointer) == (4, 4.0)
         for step in (5, 6):
-            checkpointer.save(step, state(step), {}, {EVAL: accuracies[step - 1], "eval/val/loss": losses[step - 1]})
+            checkpointer.save(
+                step,
+                state(step),
+                {},
+                {EVAL: accuracies[step - 1], "eval/val/loss": losses[step - 1]},
+            )
     assert steps_in(tmp_path) == [3, 6]
 
 
@@ -70,7 +79,10 @@ def test_a_save_that_fails_is_told_counted_and_followed_by_others(tmp_path, capl
         home.unlink()
         away.rename(home)
         checkpointer.save(4, state(4), {}, {})
-        assert checkpointer.wait() and (checkpointer.failures, checkpointer.failures_in_row) == (2, 0)
+        assert checkpointer.wait() and (checkpointer.failures, checkpointer.failures_in_row) == (
+            2,
+            0,
+        )
         assert restored(checkpointer) == (4, 4.0)
 
 
@@ -85,8 +97,13 @@ def test_what_orbax_has_still_under_way_prints_nothing_and_everything_else_does(
 
     ours = late()
     ours.close()
-    theirs = types.SimpleNamespace(cr_code=types.SimpleNamespace(co_filename="/lib/orbax/checkpoint/serialization.py"))
-    told = [types.SimpleNamespace(object=thing, exc_value=OSError("broken")) for thing in (theirs, ours, None)]
+    theirs = types.SimpleNamespace(
+        cr_code=types.SimpleNamespace(co_filename="/lib/orbax/checkpoint/serialization.py")
+    )
+    told = [
+        types.SimpleNamespace(object=thing, exc_value=OSError("broken"))
+        for thing in (theirs, ours, None)
+    ]
     told.append(types.SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed")))
     for unraisable in told:
         sys.unraisablehook(unraisable)
@@ -100,7 +117,10 @@ def test_so_many_failures_in_a_row_are_an_error_and_the_last_checkpoint_stays(tm
         checkpointer.wait()
         home.rename(away)
         home.write_text("")
-        with pytest.raises(UserError, match=r"checkpoint 3 in .* failure 2 in a row: earlier checkpoints are intact"):
+        with pytest.raises(
+            UserError,
+            match=r"checkpoint 3 in .* failure 2 in a row: earlier checkpoints are intact",
+        ):
             for step in (2, 3):
                 checkpointer.save(step, state(step), {}, {})
                 checkpointer.wait()
@@ -123,7 +143,9 @@ def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
     with metrics.MetricWriter(checkpoint.absolute(tmp_path), 0) as writer:
         writer.write(1, {"a": 0.1})
         writer.tensorboard.flush()
-        (tmp_path / "metrics.jsonl").write_text(json.dumps(dict(step=1, a=0.1, filler="x" * 100_000)) + "\n")
+        (tmp_path / "metrics.jsonl").write_text(
+            json.dumps(dict(step=1, a=0.1, filler="x" * 100_000)) + "\n"
+        )
         size = (tmp_path / "metrics.jsonl").stat().st_size
         unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, unlimited[1]))
@@ -134,11 +156,18 @@ def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         assert (tmp_path / "metrics.jsonl").stat().st_size == size
         writer.write(4, {"a": 0.4})
-    assert [(line["step"], line["a"]) for line in metric_lines(tmp_path)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [(line["step"], line["a"]) for line in metric_lines(tmp_path)] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 0.4),
+    ]
 
 
 def test_a_write_that_is_given_up_prints_nothing():
-    """Orbax leaves coroutines behind where a save fails; Python would tell of them after the error, at the end."""
+    """Orbax leaves coroutines behind where a save fails; Python would tell of them after the error,
+    at the end.
+    """
 
     def async_serialize_from_host():
         async def write_fragment():

@@ -1,4 +1,6 @@
-"""Configuration: what is merged, what is refused and with which line, and that every default is read."""
+"""Configuration: what is merged, what is refused and with which line, and that every default is
+read.
+"""
 
 import ast
 import json
@@ -13,7 +15,9 @@ from vit_jax.train import workdir
 
 
 def test_defaults_file_and_command_line_are_merged_in_this_order(tiny):
-    config = configs.load(tiny, ["--config.optim.lr=2", "--config.model.scan=true", "--config.evals.val.every=3"])
+    config = configs.load(
+        tiny, ["--config.optim.lr=2", "--config.model.scan=true", "--config.evals.val.every=3"]
+    )
     assert config.optim.lr == 2.0 and isinstance(config.optim.lr, float)
     assert config.model.scan is True and config.model.width == 32 and config.model.posemb == "learn"
     assert config.evals.val.every == 3 and config.evals.val.data.crop == "resize"
@@ -94,15 +98,25 @@ def test_bad_arguments_end_in_one_clear_line(argument, tiny):
     "mixture, more, message",
     [
         ("(('digits', -1.0),)", [], "data.mixture has a number -1.0"),
-        ("(('digits', 1.0), ('digits@val', 1e-9))", [], "gives digits@val less than 1/10,000 of the weight"),
-        ("(('digits', 1.0),)", ["--config.data.subset=10%"], "data.subset has no effect on a mixture"),
+        (
+            "(('digits', 1.0), ('digits@val', 1e-9))",
+            [],
+            "gives digits@val less than 1/10,000 of the weight",
+        ),
+        (
+            "(('digits', 1.0),)",
+            ["--config.data.subset=10%"],
+            "data.subset has no effect on a mixture",
+        ),
         ("('digits', 1.0)", [], "expects a tuple of"),
         ("(('digits', 1.0),)", [], "evals.val.data.name is empty: name its data set"),
     ],
 )
 def test_wrong_mixtures_are_named(mixture, more, message, tiny):
     with pytest.raises(UserError, match=message):
-        configs.load(tiny, ["--config.data.name=mixture", f"--config.data.mixture={mixture}", *more])
+        configs.load(
+            tiny, ["--config.data.name=mixture", f"--config.data.mixture={mixture}", *more]
+        )
 
 
 def test_both_lengths_at_once_are_an_error(tiny):
@@ -112,7 +126,9 @@ def test_both_lengths_at_once_are_an_error(tiny):
 
 @pytest.mark.parametrize("stairs", ["((5,0.5),(5,0.1))", "((9,0.5),(5,0.1))", "((-1,0.5),)"])
 def test_stairs_must_ascend(stairs, tiny):
-    with pytest.raises(UserError, match=r"optim\.stairs=.* must hold \(step, factor\) pairs with ascending steps"):
+    with pytest.raises(
+        UserError, match=r"optim\.stairs=.* must hold \(step, factor\) pairs with ascending steps"
+    ):
         configs.load(tiny, ["--config.optim.schedule=stair", f"--config.optim.stairs={stairs}"])
 
 
@@ -133,7 +149,9 @@ def test_pairs_are_the_same_from_the_command_line_a_file_and_json(tiny, tmp_path
 def test_lamb_has_keys_of_adam_but_no_choice_of_decay(tiny):
     config = configs.load(tiny, ["--config.optim.name=lamb", "--config.optim.eps=1e-6"])
     assert config.optim.eps == 1e-6 and config.optim.b1 == 0.9 and "wd_times_lr" not in config.optim
-    with pytest.raises(UserError, match=r"optim\.wd_times_lr .* has no effect with optim\.name=lamb"):
+    with pytest.raises(
+        UserError, match=r"optim\.wd_times_lr .* has no effect with optim\.name=lamb"
+    ):
         configs.load(tiny, ["--config.optim.name=lamb", "--config.optim.wd_times_lr=false"])
 
 
@@ -144,7 +162,10 @@ def test_a_smoothed_label_has_no_classes_that_are_not_there(tiny):
 
 BAD_FILES = {
     "config.total_steps = 12": ("config.total_steps = 1.5", "total_steps expects int, got 1.5"),
-    "config.image_size = 8": ("config.imagesize = 8", "imagesize is unknown .* did you mean image_size"),
+    "config.image_size = 8": (
+        "config.imagesize = 8",
+        "imagesize is unknown .* did you mean image_size",
+    ),
     "config.log_every = 1": ("config.log_every = None", "log_every expects int, got None"),
     "lr=1e-3": ("lr='1e-3'", "optim.lr expects float, got '1e-3'"),
     "warmup_steps=2": ("momentum=0.9", "optim.momentum in the config file has no effect"),
@@ -174,7 +195,12 @@ def test_json_round_trip_shows_no_difference_and_changes_are_told(tiny):
     config = configs.load(tiny)
     saved = configs.to_json(config)
     assert workdir.differences(config, saved) == []
-    free = ["--config.accum_steps=2", "--config.mesh.data=4", "--config.model.remat=full", "--config.evals.val.every=1"]
+    free = [
+        "--config.accum_steps=2",
+        "--config.mesh.data=4",
+        "--config.model.remat=full",
+        "--config.evals.val.every=1",
+    ]
     assert workdir.differences(configs.load(tiny, free), saved) == []
     assert workdir.differences(configs.load(tiny, ["--config.seed=1"]), saved) == ["seed: 0 -> 1"]
     other = workdir.differences(configs.load(tiny, ["--config.optim.name=sgd"]), saved)
@@ -185,7 +211,11 @@ def attribute_names(path: pathlib.Path) -> set[str]:
     """Attribute names that a file reads, and strings, by which some keys are looked up."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return names | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return names | {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 def test_every_default_is_read_somewhere():

@@ -1,4 +1,6 @@
-"""`vit_jax.data show` and `check`, the cache of evaluation images, and the warning of a run that waits for data."""
+"""`vit_jax.data show` and `check`, the cache of evaluation images, and the warning of a run that
+waits for data.
+"""
 
 import json
 import os
@@ -43,13 +45,14 @@ def show(tiny, tmp_path, *arguments) -> dict:
     return json.loads(path.read_text())
 
 
-# --- show -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("crop", ["inception", "random", "simple", "resize"])
 def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
     folder = photo_folder(tmp_path / "photos")
-    arguments = [f"--config.data.name=folder:{folder}", f"--config.data.crop={crop}", "--config.data.batch_size=8"]
+    arguments = [
+        f"--config.data.name=folder:{folder}",
+        f"--config.data.crop={crop}",
+        "--config.data.batch_size=8",
+    ]
     shown = show(tiny, tmp_path, "--step=123456", *arguments)
     config = configs.load(tiny, arguments)
     source = sources.open_training(config.data)
@@ -68,7 +71,9 @@ def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
             image = image_ops.resize(image, 8)
         wanted = image_ops.resize(image[y : y + height, x : x + width], 8)
         difference = np.abs(wanted.numpy().astype(int) - batch["image"][number])
-        assert difference.max() <= (4 if crop == "inception" else 0)  # a part of a JPEG upsamples its colours alone
+        assert difference.max() <= (
+            4 if crop == "inception" else 0
+        )  # a part of a JPEG upsamples its colours alone
     mirrored = flip(keys(batch["seed"], FLIP), jnp.asarray(batch["image"]))
     for number, is_flipped in enumerate(shown["flip"]):
         wanted = batch["image"][number][:, ::-1] if is_flipped else batch["image"][number]
@@ -87,11 +92,17 @@ def test_show_names_an_image_that_cannot_be_read(crop, tiny, tmp_path, capsys):
     root = photo_folder(tmp_path / "photos")
     bad = root / "jay" / "01.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    arguments = [f"--config.data.name=folder:{root}", f"--config.data.crop={crop}", "--config.data.batch_size=12"]
+    arguments = [
+        f"--config.data.name=folder:{root}",
+        f"--config.data.crop={crop}",
+        "--config.data.batch_size=12",
+    ]
     assert command.main(["show", f"--config={tiny}", *arguments]) == 2
     assert f"{bad} can't be read as an image" in last_error(capsys)
     shown = show(tiny, tmp_path, "--config.data.on_corrupt=skip", *arguments)
-    assert [name for name, crop in zip(shown["names"], shown["crop"], strict=True) if crop is None] == [str(bad)]
+    assert [
+        name for name, crop in zip(shown["names"], shown["crop"], strict=True) if crop is None
+    ] == [str(bad)]
     assert f"{bad}: can't be read" in capsys.readouterr().out
 
 
@@ -103,7 +114,11 @@ def test_show_asks_for_a_size(capsys):
 def test_show_needs_no_accelerator_and_prints_what_the_terminal_cannot(tiny, tmp_path):
     root = photo_folder(tmp_path / "photos")
     (root / "jay" / "01.png").rename(root / "jay" / "\u00fc.png")
-    arguments = [f"--config={tiny}", f"--config.data.name=folder:{root}", "--config.data.batch_size=12"]
+    arguments = [
+        f"--config={tiny}",
+        f"--config.data.name=folder:{root}",
+        "--config.data.batch_size=12",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "vit_jax.data", "show", *arguments],
         capture_output=True,
@@ -113,12 +128,11 @@ def test_show_needs_no_accelerator_and_prints_what_the_terminal_cannot(tiny, tmp
     assert done.returncode == 0 and b"\\xfc.png" in done.stdout, done.stderr[-400:]
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
 def check(config, tmp_path, *arguments) -> tuple[int, dict]:
     path = tmp_path / "check.json"
-    code = command.main(["check", f"--config={config}", f"--json={path}", f"--out={tmp_path}/sheets", *arguments])
+    code = command.main(
+        ["check", f"--config={config}", f"--json={path}", f"--out={tmp_path}/sheets", *arguments]
+    )
     return code, json.loads(path.read_text())
 
 
@@ -142,7 +156,9 @@ def test_check_tells_what_there_is(tiny, tmp_path):
 
 def test_check_names_what_is_missing_and_goes_on(tiny, tmp_path, capsys):
     started = time.monotonic()
-    code, report = check(tiny, tmp_path, "--config.data.name=cifar10", f"--config.data.data_dir={tmp_path}")
+    code, report = check(
+        tiny, tmp_path, "--config.data.name=cifar10", f"--config.data.data_dir={tmp_path}"
+    )
     assert code == 1 and time.monotonic() - started < 60
     line = last_error(capsys)
     assert "train: data set 'cifar10' is not prepared in" in line and "evals.val: " in line
@@ -175,7 +191,10 @@ def test_check_prints_what_looks_like_markup(arguments, tiny, tmp_path, capsys):
 
 
 def test_sheets_of_long_names_differ(tmp_path):
-    paths = [check_command.sheet_path(str(tmp_path), "train", "folder:/" + "\u00e4" * 300 + end) for end in "ab"]
+    paths = [
+        check_command.sheet_path(str(tmp_path), "train", "folder:/" + "\u00e4" * 300 + end)
+        for end in "ab"
+    ]
     assert paths[0] != paths[1] and max(len(os.fsencode(path.name)) for path in paths) < 240
     for path in paths:
         path.touch()
@@ -189,7 +208,9 @@ def test_check_refuses_an_out_that_is_a_file(below, tiny, tmp_path, capsys):
 
 
 def test_json_can_be_no_folder(tiny, tmp_path, capsys):
-    assert command.main(["check", f"--config={tiny}", f"--json={tmp_path}", f"--out={tmp_path}"]) == 2
+    assert (
+        command.main(["check", f"--config={tiny}", f"--json={tmp_path}", f"--out={tmp_path}"]) == 2
+    )
     assert f"--json={tmp_path} is a folder" in last_error(capsys)
     name = tmp_path / ("x" * 300)
     assert command.main(["show", f"--config={tiny}", f"--json={name}"]) == 2
@@ -199,10 +220,19 @@ def test_json_can_be_no_folder(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--config.data.num_examples=5"], "train: config key data.num_examples=5, but digits train has 1077"),
-        (["--config.model.num_classes=7"], "train: config key model.num_classes=7 is less than the 10 classes"),
+        (
+            ["--config.data.num_examples=5"],
+            "train: config key data.num_examples=5, but digits train has 1077",
+        ),
+        (
+            ["--config.model.num_classes=7"],
+            "train: config key model.num_classes=7 is less than the 10 classes",
+        ),
         (["--config.data.subset=5000"], "train: config key data.subset='5000' is 5000 of the 1077"),
-        (["--config.evals.val.data.name=PHOTOS"], "evals.val has the class 'jay', which the model has not"),
+        (
+            ["--config.evals.val.data.name=PHOTOS"],
+            "evals.val has the class 'jay', which the model has not",
+        ),
     ],
 )
 def test_check_refuses_what_training_refuses(arguments, message, tiny, tmp_path, capsys):
@@ -221,7 +251,11 @@ def test_check_of_a_subset_counts_it(tiny, tmp_path):
 def mixed(tiny, *parts: str) -> str:
     path = pathlib.Path(tiny).with_name("mixed.py")
     text = pathlib.Path(tiny).read_text()
-    path.write_text(text.replace('name="digits"', f'name="mixture", mixture={tuple((part, 1.0) for part in parts)!r}'))
+    path.write_text(
+        text.replace(
+            'name="digits"', f'name="mixture", mixture={tuple((part, 1.0) for part in parts)!r}'
+        )
+    )
     return str(path)
 
 
@@ -235,7 +269,13 @@ def test_check_of_a_mixture(tiny, tmp_path, capsys):
     photos = f"folder:{photo_folder(tmp_path / 'photos')}@train"
     none = f"folder:{tmp_path}/none"
     code, report = check(mixed(tiny, photos, none, "digits@nosplit"), tmp_path, *evals)
-    assert code == 1 and [part["ready"] for part in report["data"]] == [True, False, False, False, True]
+    assert code == 1 and [part["ready"] for part in report["data"]] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     line = last_error(capsys)
     assert line.count("/none does not exist") == 1 and "'nosplit' does not exist in digits" in line
 
@@ -255,19 +295,20 @@ def test_check_asks_the_network_only_for_what_lies_there(tiny, tmp_path, monkeyp
     monkeypatch.setattr(storage, "must_be_reachable", refuse)
     root = photo_folder(tmp_path / "photos")
     evals = ["--config.evals.val.data.name=digits", "--config.data.data_dir=gs://bucket/data"]
-    assert check(tiny, tmp_path, f"--config.data.name=folder:{root}", *evals)[0] == 1  # other classes than digits
+    assert (
+        check(tiny, tmp_path, f"--config.data.name=folder:{root}", *evals)[0] == 1
+    )  # other classes than digits
     assert not asked
     assert check(tiny, tmp_path, "--config.data.name=folder:gs://bucket/photos", *evals)[0] == 1
     assert check(tiny, tmp_path, "--config.data.name=cifar10", *evals)[0] == 1
     assert asked == ["gs://bucket/photos", "gs://bucket/data"]
 
 
-# --- cache ------------------------------------------------------------------------------------------------------------
-
-
 def test_evaluation_images_that_fit_are_decoded_once(monkeypatch):
     source, reads = memory_source(noise(20)), []
-    counted = source.__class__(**{**vars(source), "read": lambda chosen: reads.extend(chosen) or source.read(chosen)})
+    counted = source.__class__(
+        **{**vars(source), "read": lambda chosen: reads.extend(chosen) or source.read(chosen)}
+    )
     host = pipeline.eval_pipeline(eval_config(), counted, np.arange(8), 8, SIDE, "error")
     size = 24 * (3 * SIDE**2 + 32)
     cache = eval_cache.EvalCache(1.5 * size / 2**30)
@@ -286,19 +327,29 @@ def test_evaluation_images_that_fit_are_decoded_once(monkeypatch):
                 np.testing.assert_array_equal(one[name], other[name])
 
 
-# --- waiting ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_slow_stage_is_named_once_each_time_that_waiting_passes_the_limit():
     clock, told = stage_times.Stages(), []
-    waits = (0.5, 9, 1), (0.01, 1, 1), (0.2, 1, 9), (0.3, 1, 9), (0.04, 1, 1), (0.1, 1, 1), (0.0, 1, 1), (0.1, 90, 9)
+    waits = (
+        (0.5, 9, 1),
+        (0.01, 1, 1),
+        (0.2, 1, 9),
+        (0.3, 1, 9),
+        (0.04, 1, 1),
+        (0.1, 1, 1),
+        (0.0, 1, 1),
+        (0.1, 90, 9),
+    )
     for wait, read, decode in waits:
         clock.add("read", read, 1000)
         clock.add("decode", decode, 1000)
         clock.add("transfer", 0.1, 1000)
         told.append(clock.warning(wait, threads=4))
     assert [bool(text) for text in told] == [False, False, True, False, False, False, False, True]
-    assert "20% of the time" in told[2] and "slow stage is decode" in told[2] and "decode 9.00" in told[2]
+    assert (
+        "20% of the time" in told[2]
+        and "slow stage is decode" in told[2]
+        and "decode 9.00" in told[2]
+    )
     assert "slow stage is read" in told[7] and "prepare" in told[7]
 
 
@@ -321,8 +372,15 @@ def test_a_folder_that_changed_ends_a_continued_run(tiny, tmp_path, capsys):
     from vit_jax.train import __main__ as train
 
     root = make_folder(tmp_path / "data", {"owl": 40, "jay": 40})
-    arguments = [f"--config={tiny}", f"--workdir={tmp_path}/run", f"--config.data.name=folder:{root}"]
-    arguments += ["--config.evals.val.data.name=folder:" + root, "--config.evals.val.data.split=train[:8]"]
+    arguments = [
+        f"--config={tiny}",
+        f"--workdir={tmp_path}/run",
+        f"--config.data.name=folder:{root}",
+    ]
+    arguments += [
+        "--config.evals.val.data.name=folder:" + root,
+        "--config.evals.val.data.split=train[:8]",
+    ]
     assert train.main([*arguments, "--config.total_steps=1"]) == 0
     (tmp_path / "data/owl/000.png").unlink()
     assert train.main([*arguments, "--config.total_steps=1"]) == 2

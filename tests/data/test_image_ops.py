@@ -1,4 +1,6 @@
-"""Image operations give the pixels that big_vision and vision_transformer publish, and chance has the right odds."""
+"""Image operations give the pixels that big_vision and vision_transformer publish, and chance has
+the right odds.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ from vit_jax.data import image_ops
 
 BIG_VISION, CONFIG = golden("pp_bigvision")
 VIT_JAX, VIT_JAX_CONFIG = golden("pp_vitjax")
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of ImageNet, as torchvision has them
+MEAN, STD = (
+    np.array([0.485, 0.456, 0.406]),
+    np.array([0.229, 0.224, 0.225]),
+)  # of ImageNet, as torchvision has them
 CASES = {case["key"]: case for case in CONFIG["cases"]}
 
 
@@ -23,13 +28,19 @@ OURS = {
     "resize((40, 56))": lambda image: image_ops.resize(image, (40, 56)),
     "resize(48, antialias=True)": lambda image: image_ops.resize(image, 48, antialias=True),
     'resize(48, method="bicubic")': lambda image: image_ops.resize(image, 48, "bicubic"),
-    'resize(48, method="bicubic", antialias=True)': lambda image: image_ops.resize(image, 48, "bicubic", True),
+    'resize(48, method="bicubic", antialias=True)': lambda image: image_ops.resize(
+        image, 48, "bicubic", True
+    ),
     'resize(48, method="area")': lambda image: image_ops.resize(image, 48, "area"),
-    'resize(48, method="lanczos3", antialias=True)': lambda image: image_ops.resize(image, 48, "lanczos3", True),
+    'resize(48, method="lanczos3", antialias=True)': lambda image: image_ops.resize(
+        image, 48, "lanczos3", True
+    ),
     "resize(48) on float32 image": lambda image: image_ops.resize(tf.cast(image, tf.float32), 48),
     "resize_small(64)": lambda image: image_ops.resize_small(image, 64),
     "resize_small(24)": lambda image: image_ops.resize_small(image, 24),
-    'resize_small(64, method="bilinear")': lambda image: image_ops.resize_small(image, 64, "bilinear"),
+    'resize_small(64, method="bilinear")': lambda image: image_ops.resize_small(
+        image, 64, "bilinear"
+    ),
     'resize_small(24, method="bilinear", antialias=True)': lambda image: image_ops.resize_small(
         image, 24, "bilinear", True
     ),
@@ -42,8 +53,12 @@ OURS = {
     "central_crop((20, 31))": lambda image: image_ops.central_crop(image, (20, 31)),
     "value_range(-1, 1)": lambda image: image_ops.value_range(image, -1, 1),
     "value_range(0, 1)": lambda image: image_ops.value_range(image, 0, 1),
-    "value_range(-1, 1, 20, 200, True)": lambda image: image_ops.value_range(image, -1, 1, 20, 200, True),
-    "vgg_value_range": lambda image: image_ops.value_range(image, 0, 1, 255 * MEAN, 255 * (MEAN + STD)),
+    "value_range(-1, 1, 20, 200, True)": lambda image: image_ops.value_range(
+        image, -1, 1, 20, 200, True
+    ),
+    "vgg_value_range": lambda image: image_ops.value_range(
+        image, 0, 1, 255 * MEAN, 255 * (MEAN + STD)
+    ),
     "resize_small(64)|central_crop(56)|value_range(-1, 1)": lambda image: normalised(
         image_ops.central_crop(image_ops.resize_small(image, 64), 56)
     ),
@@ -52,7 +67,9 @@ OURS = {
 
 
 def assert_as_published(found, wanted, float_tolerance=1e-5):
-    """Floats in [-1, 1] within 1e-5. uint8 within one level, in few places: where the last bit decides a truncation."""
+    """Floats in [-1, 1] within 1e-5. uint8 within one level, in few places: where the last bit
+    decides a truncation.
+    """
     found = found.numpy()
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     difference = np.abs(found.astype(np.float64) - wanted)
@@ -67,7 +84,8 @@ def test_as_published_by_big_vision(op):
     cases = [case for case in CASES.values() if case["op"] == op]
     assert cases
     for case in cases:
-        # A float image keeps its scale of 0 to 255, where the same relative error is a hundred times larger.
+        # A float image keeps its scale of 0 to 255, where the same relative error is a hundred
+        # times larger.
         tolerance = 1e-3 if op.endswith("on float32 image") else 1e-5
         found = OURS[op](tf.constant(BIG_VISION[f"img/{case['image']}"]))
         assert_as_published(found, BIG_VISION[case["key"]], tolerance)
@@ -88,7 +106,9 @@ def test_values_are_clipped_only_when_asked_to():
 
 
 def test_overshoot_of_bicubic_is_clipped():
-    image = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))[:, :, None].astype(np.uint8)  # a chessboard
+    image = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))[:, :, None].astype(
+        np.uint8
+    )  # a chessboard
     free = tf.image.resize(tf.cast(image, tf.float32), (40, 40), "bicubic").numpy()
     assert free.min() < -5 and free.max() > 260
     found = image_ops.resize(tf.constant(image), 40, "bicubic").numpy()
@@ -97,12 +117,16 @@ def test_overshoot_of_bicubic_is_clipped():
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_inception_crop_of_a_given_box(monkeypatch, number):
-    (case,) = (case for key, case in CASES.items() if key.startswith(f"out/inception_fixed_{number}"))
+    (case,) = (
+        case for key, case in CASES.items() if key.startswith(f"out/inception_fixed_{number}")
+    )
     top, left, height, width = case["box"]
     image = tf.constant(BIG_VISION[f"img/{case['image']}"])
     box = tf.constant([top, left, 0]), tf.constant([height, width, -1])
     monkeypatch.setattr(image_ops, "inception_box", lambda shape, seed, area: box)
-    found = image_ops.inception_crop(image, case["size"], tf.constant([0, 0]), antialias=case["antialias"])
+    found = image_ops.inception_crop(
+        image, case["size"], tf.constant([0, 0]), antialias=case["antialias"]
+    )
     assert_as_published(found, BIG_VISION[case["key"]])
 
 
@@ -116,19 +140,23 @@ def test_as_published_by_vision_transformer_evaluation(name):
 def test_as_published_by_vision_transformer_preprocess(name):
     image = tf.constant(VIT_JAX[f"img/{name}"])
     levels = 2 / 255 + 1e-5  # one level of uint8, as above
-    assert_as_published(normalised(image_ops.resize(image, 48)), VIT_JAX[f"preprocess_images/48_False/{name}"], levels)
+    assert_as_published(
+        normalised(image_ops.resize(image, 48)),
+        VIT_JAX[f"preprocess_images/48_False/{name}"],
+        levels,
+    )
     cropped = image_ops.central_crop(image_ops.resize_small(image, 48, "bilinear"), 48)
     assert_as_published(normalised(cropped), VIT_JAX[f"preprocess_images/48_True/{name}"], levels)
 
-
-# --- chance -----------------------------------------------------------------------------------------------------------
 
 SEEDS = tf.constant(np.random.default_rng(0).integers(-(2**31), 2**31, (2000, 2)), tf.int32)
 
 
 def coordinates(height: int, width: int):
     """An image whose channels are its row and column numbers."""
-    return tf.cast(tf.stack(tf.meshgrid(tf.range(height), tf.range(width), indexing="ij"), axis=-1), tf.float32)
+    return tf.cast(
+        tf.stack(tf.meshgrid(tf.range(height), tf.range(width), indexing="ij"), axis=-1), tf.float32
+    )
 
 
 def boxes(height: int, width: int, area) -> np.ndarray:
@@ -152,7 +180,12 @@ def test_inception_boxes_are_in_range(height, width, low, high):
     top, left, h, w = boxes(height, width, (low, high)).T
     for values in (top, left, h, w):
         np.testing.assert_allclose(values, np.round(values), atol=0.02)  # whole pixels
-    assert top.min() >= 0 and left.min() >= 0 and (top + h).max() <= height and (left + w).max() <= width
+    assert (
+        top.min() >= 0
+        and left.min() >= 0
+        and (top + h).max() <= height
+        and (left + w).max() <= width
+    )
     share = h * w / (height * width)
     # Sides are rounded to pixels, by which a side of n changes by 1 / n: here less than 1 / 50.
     assert share.min() > low * 0.96 and share.max() < high * 1.04
@@ -169,7 +202,8 @@ def test_inception_boxes_are_in_range(height, width, low, high):
 def test_inception_crop_is_a_function_of_its_seed():
     image = coordinates(50, 60)
     one, same, other = (
-        image_ops.inception_crop(image, (8, 12), tf.constant(seed)) for seed in ([3, 4], [3, 4], [3, 5])
+        image_ops.inception_crop(image, (8, 12), tf.constant(seed))
+        for seed in ([3, 4], [3, 4], [3, 5])
     )
     assert one.shape == (8, 12, 2)
     np.testing.assert_array_equal(one, same)
@@ -178,9 +212,13 @@ def test_inception_crop_is_a_function_of_its_seed():
 
 def test_flip_mirrors_half_of_the_images():
     image = coordinates(2, 3)
-    out = tf.function(lambda: tf.map_fn(lambda seed: image_ops.flip_lr(image, seed), SEEDS, tf.float32))().numpy()
+    out = tf.function(
+        lambda: tf.map_fn(lambda seed: image_ops.flip_lr(image, seed), SEEDS, tf.float32)
+    )().numpy()
     flipped = out[:, 0, 0, 1] == 2
-    np.testing.assert_array_equal(out, np.where(flipped[:, None, None, None], image[:, ::-1], image))
+    np.testing.assert_array_equal(
+        out, np.where(flipped[:, None, None, None], image[:, ::-1], image)
+    )
     assert abs(flipped.mean() - 0.5) < 4 * np.sqrt(0.25 / len(SEEDS))
 
 

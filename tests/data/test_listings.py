@@ -1,4 +1,6 @@
-"""Tar shards, manifests and folders: what they list, the index that is kept, and what is wrong with them."""
+"""Tar shards, manifests and folders: what they list, the index that is kept, and what is wrong with
+them.
+"""
 
 import csv
 import io
@@ -60,9 +62,6 @@ def pixels(listing, numbers) -> list[int]:
     return [int(np.asarray(Image.open(io.BytesIO(listing.read(int(i)))))[0, 0, 0]) for i in numbers]
 
 
-# --- tars -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
 def test_webdataset_shards(tmp_path, form):
     make_tar(tmp_path / "birds-train-000000.tar", wds(range(7)), form)
@@ -73,7 +72,9 @@ def test_webdataset_shards(tmp_path, form):
         train=12, training=12, val=3, valid=3, validation=3
     )
     assert (found.num_classes, found.class_names) == (3, ())
-    assert pixels(found, range(15)) == list(range(15)) and found.labels.tolist() == [i % 3 for i in range(15)]
+    assert pixels(found, range(15)) == list(range(15)) and found.labels.tolist() == [
+        i % 3 for i in range(15)
+    ]
     assert found.describe(13) == f"0013 in {tmp_path}/birds-val-000000.tar"
     source = sources.open_source(f"tars:{tmp_path}", "train[8:]")
     encoded, label = source.parse(tf.constant(source.read([2])[0]), 2)
@@ -91,9 +92,14 @@ def test_patterns_choose_shards(tmp_path):
 
 
 def test_labels_come_from_json_folders_and_tar_names(tmp_path):
-    make_tar(tmp_path / "json/0.tar", {"a.png": png(1), "a.json": json.dumps(dict(label="owl")).encode()})
+    make_tar(
+        tmp_path / "json/0.tar", {"a.png": png(1), "a.json": json.dumps(dict(label="owl")).encode()}
+    )
     assert tars.load(str(tmp_path / "json")).class_names == ("owl",)
-    make_tar(tmp_path / "folders/0.tar", {"owl/a.png": png(1), "./jay/a.png": png(2), "jay/b.JPEG": png(3)})
+    make_tar(
+        tmp_path / "folders/0.tar",
+        {"owl/a.png": png(1), "./jay/a.png": png(2), "jay/b.JPEG": png(3)},
+    )
     found = tars.load(str(tmp_path / "folders"))
     assert found.class_names == ("jay", "owl") and found.labels.tolist() == [1, 0, 0]
     for wnid in ("n02", "n01"):
@@ -121,7 +127,9 @@ def test_broken_tars_are_named(tmp_path):
     assert 'no JSON object with a "label"' in wrong(tars.load, str(tmp_path / "json"))
     make_tar(tmp_path / "whole.tar", wds(range(5)))
     whole = (tmp_path / "whole.tar").read_bytes()
-    for name, content in dict(cut=whole[:1100], header=whole[:1792], text=b"hello" * 300, empty=b"").items():
+    for name, content in dict(
+        cut=whole[:1100], header=whole[:1792], text=b"hello" * 300, empty=b""
+    ).items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "x-0.tar").write_bytes(content)
         text = wrong(tars.load, str(tmp_path / name))
@@ -144,20 +152,31 @@ def test_the_index_of_tars_is_kept_while_they_are_unchanged(tmp_path, monkeypatc
     with caplog.at_level("INFO", "vit_jax"):
         changed = tars.load(str(tmp_path))
     assert "has changed since it was indexed" in caplog.text
-    assert pixels(changed, range(6)) == [5, 6, 7, 8, 9, 10] and changed.fingerprint != first.fingerprint
+    assert (
+        pixels(changed, range(6)) == [5, 6, 7, 8, 9, 10]
+        and changed.fingerprint != first.fingerprint
+    )
 
 
 def sizes(where) -> dict[str, int]:
     """Examples of each split, by the first of its names."""
-    return {name: len(part) for name, part in tars.load(str(where)).splits.items() if name in folder.SPLITS}
+    return {
+        name: len(part)
+        for name, part in tars.load(str(where)).splits.items()
+        if name in folder.SPLITS
+    }
 
 
 def test_splits_are_named_below_the_given_folder(tmp_path):
     root = tmp_path / "val" / "train_shards"
     for number, name in enumerate(("train-000", "val-000", "shard-000", "test/train-val-000")):
         make_tar(root / f"{name}.tar", wds([number]))
-    assert sizes(root) == dict(train=2, val=2) and sizes(f"{root}/*-000.tar") == dict(train=2, val=1)
-    assert sizes(root / "val-000.tar") == dict(val=1) and sizes(root / "shard-000.tar") == dict(train=1)
+    assert sizes(root) == dict(train=2, val=2) and sizes(f"{root}/*-000.tar") == dict(
+        train=2, val=1
+    )
+    assert sizes(root / "val-000.tar") == dict(val=1) and sizes(root / "shard-000.tar") == dict(
+        train=1
+    )
     make_tar(root / "test/000.tar", wds([5]))
     assert sizes(root) == dict(train=2, val=2, test=1)
 
@@ -165,7 +184,11 @@ def test_splits_are_named_below_the_given_folder(tmp_path):
 def test_tars_named_after_classes_are_no_splits(tmp_path):
     for name in ("train", "test", "owl"):
         make_tar(tmp_path / f"{name}.tar", {"a.png": png(1)})
-    assert sizes(tmp_path) == dict(train=3) and tars.load(str(tmp_path)).class_names == ("owl", "test", "train")
+    assert sizes(tmp_path) == dict(train=3) and tars.load(str(tmp_path)).class_names == (
+        "owl",
+        "test",
+        "train",
+    )
     make_tar(tmp_path / "val/test.tar", {"a.png": png(2)})
     assert sizes(tmp_path) == dict(train=3, val=1)
 
@@ -206,7 +229,9 @@ def test_links_to_nothing_and_sparse_members_are_named(tmp_path):
     path = make_tar(tmp_path / "0.tar", {"owl/0.png": png(0)})
     with tarfile.open(path, "a") as archive:
         add(archive, "owl/2.png", tarfile.LNKTYPE, "owl/none.png")
-    assert "owl/2.png of" in wrong(tars.load, path) and "a link to owl/none.png" in wrong(tars.load, path)
+    assert "owl/2.png of" in wrong(tars.load, path) and "a link to owl/none.png" in wrong(
+        tars.load, path
+    )
     info = tarfile.TarInfo("owl/3.png")
     info.type = tarfile.GNUTYPE_SPARSE
     (tmp_path / "0.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
@@ -214,9 +239,16 @@ def test_links_to_nothing_and_sparse_members_are_named(tmp_path):
 
 
 def test_dots_in_names_lose_no_image(tmp_path):
-    files = {"photo.1.PNG": png(1), "photo.1.cls": b"7", "photo.png": png(2), "photo.cls": b"5", "photo.meta.json": b""}
+    files = {
+        "photo.1.PNG": png(1),
+        "photo.1.cls": b"7",
+        "photo.png": png(2),
+        "photo.cls": b"5",
+        "photo.meta.json": b"",
+    }
     path = make_tar(
-        tmp_path / "0.tar", files | {"v1.0/a.b.png": png(3), "v1.0/a.b.json": b'{"label": 6}', "._x.png": b""}
+        tmp_path / "0.tar",
+        files | {"v1.0/a.b.png": png(3), "v1.0/a.b.json": b'{"label": 6}', "._x.png": b""},
     )
     found = tars.load(path)
     assert pixels(found, range(3)) == [1, 2, 3] and found.labels.tolist() == [7, 5, 6]
@@ -233,7 +265,11 @@ def test_marks_in_real_names_are_no_patterns(tmp_path):
         ("a[1].tar", "br [x]/train-*.tar", "br{1..2}/train-*.tar", "a[1-9].tar", "p-{1..1}/*")
     ):
         assert pixels(tars.load(f"{tmp_path}/{name}"), [0]) == [number], name
-    assert len(tars.load(f"{tmp_path}/br{{1..2}}").labels) == len(tars.load(f"{tmp_path}/p-1/{{0..1}}.tar").labels) == 1
+    assert (
+        len(tars.load(f"{tmp_path}/br{{1..2}}").labels)
+        == len(tars.load(f"{tmp_path}/p-1/{{0..1}}.tar").labels)
+        == 1
+    )
     assert len(tars.load(f"{tmp_path}/br{{1..2}}/train-{{0..0}}.tar").labels) == 1
     assert "folder" in wrong(tars.load, f"{tmp_path}/none/*.tar")
 
@@ -258,15 +294,14 @@ def test_wrong_labels_are_named(tmp_path, name, content, message):
 def test_classes_are_numbered_in_little_memory():
     texts = ["b", "a", "x" * 256, "b"] * 50_000
     tracemalloc.start()
-    labels, names, count = listing.number_classes(iter(texts), {"train": np.arange(len(texts))}, "here")
+    labels, names, count = listing.number_classes(
+        iter(texts), {"train": np.arange(len(texts))}, "here"
+    )
     assert tracemalloc.get_traced_memory()[1] < 2e7
     tracemalloc.stop()
     assert labels[:4].tolist() == [1, 0, 2, 1] and names == ("a", "b", "x" * 256) and count == 3
     assert listing.number_classes(["1009", "0"], {}, "here")[2] == 1010
     assert listing.number_classes(["1", "0", "01"], {}, "here")[0].tolist() == [1, 0, 1]
-
-
-# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 def write_manifest(root, rows, columns=("path", "label")) -> str:
@@ -280,9 +315,15 @@ def write_manifest(root, rows, columns=("path", "label")) -> str:
 
 
 def test_a_manifest_lists_images(tmp_path):
-    rows = [("b/1.png", "owl", "train"), ("2, two.png", "jay", "train"), ("ü.png", "owl", "holdout")]
+    rows = [
+        ("b/1.png", "owl", "train"),
+        ("2, two.png", "jay", "train"),
+        ("ü.png", "owl", "holdout"),
+    ]
     found = csv_file.load(write_manifest(tmp_path, rows, ("path", "label", "split")))
-    assert {name: part.tolist() for name, part in found.splits.items()} == dict(train=[0, 1], holdout=[2])
+    assert {name: part.tolist() for name, part in found.splits.items()} == dict(
+        train=[0, 1], holdout=[2]
+    )
     assert (found.class_names, found.labels.tolist()) == (("jay", "owl"), [1, 0, 1])
     assert pixels(found, range(3)) == [0, 1, 2] and found.describe(2) == f"{tmp_path}/ü.png"
     assert sources.open_source(f"csv:{tmp_path}/list.csv", "holdout").num_examples == 1
@@ -321,11 +362,10 @@ def test_wrong_manifests_are_named(tmp_path):
 
 
 def test_white_space_around_labels_is_none_of_theirs(tmp_path):
-    found = csv_file.load(write_manifest(tmp_path, [("a.png", " owl"), ("b.png", "owl "), ("./c.png", "a jay")]))
+    found = csv_file.load(
+        write_manifest(tmp_path, [("a.png", " owl"), ("b.png", "owl "), ("./c.png", "a jay")])
+    )
     assert found.class_names == ("a jay", "owl") and found.labels.tolist() == [1, 1, 0]
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def make_folder(root, counts: dict[str, int]) -> str:
@@ -409,9 +449,6 @@ def test_stores_are_read_through_their_file_systems():
     assert pixels(tars.load("ram://shards"), range(3)) == [0, 1, 2]
 
 
-# --- parts and mixtures -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text, count", [("10%", 100), ("37", 37), ("100%", 1000), ("0.5%", 5)])
 def test_stratified_parts_keep_proportions_and_nest(text, count):
     labels = np.repeat([0, 1, 2, 3], [500, 300, 190, 10])
@@ -420,7 +457,9 @@ def test_stratified_parts_keep_proportions_and_nest(text, count):
     share = np.bincount(labels[chosen], minlength=4) - np.bincount(labels) * count / 1000
     assert np.abs(share).max() <= 1.5
     assert set(chosen) <= set(splits.stratified(labels, "1000", 0, "here"))
-    assert set(splits.stratified(labels, "30", 0, "x")) <= set(splits.stratified(labels, "30%", 0, "x"))
+    assert set(splits.stratified(labels, "30", 0, "x")) <= set(
+        splits.stratified(labels, "30%", 0, "x")
+    )
     if count < 1000:
         assert set(chosen) != set(splits.stratified(labels, text, 1, "here"))
 
@@ -450,7 +489,9 @@ def test_a_subset_is_a_source_of_its_own():
 def test_a_mixture_unites_classes_by_name(tmp_path):
     one = make_folder(tmp_path / "one", {"owl": 3, "jay": 2})
     two = make_folder(tmp_path / "two", {"train/emu": 2, "train/owl": 1, "val/emu": 1})
-    config = training(name="mixture", mixture=((f"folder:{one}", 3.0), (f"folder:{two}@train[:2]", 1.0)))
+    config = training(
+        name="mixture", mixture=((f"folder:{one}", 3.0), (f"folder:{two}@train[:2]", 1.0))
+    )
     source = sources.open_training(config.data)
     assert source.class_names == ("jay", "owl", "emu") and source.parts == ((5, 3.0), (2, 1.0))
     records = source.read(list(range(7)))
@@ -458,7 +499,9 @@ def test_a_mixture_unites_classes_by_name(tmp_path):
         encoded, label = source.parse(tf.constant(record), tf.constant(i, tf.int64))
         assert source.describe(i).split("/")[-2] == source.class_names[int(label)]
         assert tf.io.decode_png(encoded).numpy()[0, 0, 0] == int(source.describe(i)[-7:-4])
-    assert source.labels().tolist() == [source.class_names.index(source.describe(i).split("/")[-2]) for i in range(7)]
+    assert source.labels().tolist() == [
+        source.class_names.index(source.describe(i).split("/")[-2]) for i in range(7)
+    ]
     assert source.read([6, 0, 5]) == [records[6], records[0], records[5]]
 
 

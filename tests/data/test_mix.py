@@ -21,7 +21,9 @@ def keys(count: int, seed: int = 0):
 
 def batch(height: int = 12, width: int = 20):
     """Image i is constant i; labels are one-hot: image [6, H, W, 3], label [6, 6], mask [6]."""
-    image = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones((height, width, 3), np.float32)
+    image = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones(
+        (height, width, 3), np.float32
+    )
     return image, np.eye(6, dtype=np.float32), MASK
 
 
@@ -38,7 +40,9 @@ def timm_box(height: int, width: int, rng: random.Random) -> tuple[int, int, int
 
 
 def test_flip_mirrors_each_image_with_probability_one_half():
-    image = jnp.arange(2 * 3 * 3, dtype=jnp.uint8).reshape(1, 2, 3, 3) * jnp.ones((4096, 1, 1, 1), jnp.uint8)
+    image = jnp.arange(2 * 3 * 3, dtype=jnp.uint8).reshape(1, 2, 3, 3) * jnp.ones(
+        (4096, 1, 1, 1), jnp.uint8
+    )
     out = jax.jit(flip)(keys(4096), image)
     assert out.dtype == jnp.uint8
     mirrored, same = ((out == x).all((1, 2, 3)) for x in (image[:, :, ::-1], image))
@@ -51,14 +55,20 @@ def test_flip_mirrors_each_image_with_probability_one_half():
 def test_erased_boxes_are_distributed_as_in_timm(height, width):
     count, rng = 4000, random.Random(0)
     draw = jax.jit(jax.vmap(lambda key: jnp.stack(erase.erased_box(key, 1.0, height, width))))
-    ours, theirs = np.asarray(draw(keys(count))), np.array([timm_box(height, width, rng) for _ in range(count)])
+    ours, theirs = (
+        np.asarray(draw(keys(count))),
+        np.array([timm_box(height, width, rng) for _ in range(count)]),
+    )
     for boxes in (ours, theirs):
         assert boxes.min() >= 0 and boxes[:, 1].max() <= height and boxes[:, 3].max() <= width
     none = [(boxes[:, 1] == boxes[:, 0]).sum() for boxes in (ours, theirs)]
     assert abs(none[0] - none[1]) <= 4 * np.sqrt(sum(none) + 1)
     for column in range(4):
         assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
-    sides = [np.stack([b[:, 1] - b[:, 0], b[:, 3] - b[:, 2]], 1)[b[:, 1] > b[:, 0]] for b in (ours, theirs)]
+    sides = [
+        np.stack([b[:, 1] - b[:, 0], b[:, 3] - b[:, 2]], 1)[b[:, 1] > b[:, 0]]
+        for b in (ours, theirs)
+    ]
     for statistic in (lambda s: s.prod(1), lambda s: s[:, 0] / s[:, 1]):  # area and aspect ratio
         assert scipy.stats.ks_2samp(*map(statistic, sides)).pvalue > 1e-3
 
@@ -87,7 +97,9 @@ def test_erase_depends_on_its_own_key_only():
 
 
 def timm_cut(height: int, width: int, rng, count: int):
-    """timm's cutmix_bbox_and_lam (data/mixup.py) for alpha 1, in its own words: (lower, upper) corners [count, 2]."""
+    """timm's cutmix_bbox_and_lam (data/mixup.py) for alpha 1, in its own words: (lower, upper)
+    corners [count, 2].
+    """
     ratio = np.sqrt(1 - rng.beta(1.0, 1.0, count))
     half = (np.array([height, width]) * ratio[:, None]).astype(int) // 2
     centre = np.column_stack([rng.integers(0, height, count), rng.integers(0, width, count)])
@@ -98,15 +110,26 @@ def test_cutmix_replaces_a_box_and_mixes_labels_by_its_area():
     image, label, mask = batch()
     run = jax.jit(jax.vmap(lambda key: mix.cutmix(key, 1.0, image, label, mask)))
     shares = []
-    for mixed, mixed_label, mixed_mask in zip(*(np.asarray(x) for x in run(keys(500))), strict=True):
+    for mixed, mixed_label, mixed_mask in zip(
+        *(np.asarray(x) for x in run(keys(500))), strict=True
+    ):
         replaced = mixed[1, :, :, 0] == 0  # where image 1 shows image 0
-        np.testing.assert_array_equal(mixed, np.where(replaced[:, :, None], np.roll(image, 1, 0), image))
+        np.testing.assert_array_equal(
+            mixed, np.where(replaced[:, :, None], np.roll(image, 1, 0), image)
+        )
         rows, columns = replaced.any(1), replaced.any(0)
         np.testing.assert_array_equal(replaced, rows[:, None] & columns)
-        assert np.abs(np.diff(rows.astype(int))).sum() <= 2 and np.abs(np.diff(columns.astype(int))).sum() <= 2
+        assert (
+            np.abs(np.diff(rows.astype(int))).sum() <= 2
+            and np.abs(np.diff(columns.astype(int))).sum() <= 2
+        )
         share = replaced.mean()
-        np.testing.assert_allclose(mixed_label, (1 - share) * label + share * np.roll(label, 1, 0), atol=1e-6)
-        np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0, 1, 1])  # a pair counts only when both images do
+        np.testing.assert_allclose(
+            mixed_label, (1 - share) * label + share * np.roll(label, 1, 0), atol=1e-6
+        )
+        np.testing.assert_array_equal(
+            mixed_mask, [1, 1, 0, 0, 1, 1]
+        )  # a pair counts only when both images do
         shares.append(share)
     low, high = timm_cut(*image.shape[1:3], np.random.default_rng(0), 4000)
     assert scipy.stats.ks_2samp(shares, (high - low).prod(1) / (12 * 20)).pvalue > 1e-3
@@ -124,11 +147,15 @@ def test_cut_boxes_are_distributed_as_in_timm():
 
 def test_cut_box_by_hand():
     draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(mix.cut_box(key, lam, 12, 20)), (0, None)))
-    for top, bottom, left, right in draw(keys(20), 0.75).tolist():  # a quarter: 6 x 10, cut at the border
+    for top, bottom, left, right in draw(
+        keys(20), 0.75
+    ).tolist():  # a quarter: 6 x 10, cut at the border
         assert bottom - top == 6 or top == 0 or bottom == 12
         assert right - left == 10 or left == 0 or right == 20
         assert 3 <= bottom - top <= 6 and 5 <= right - left <= 10
-    assert all(top == bottom and left == right for top, bottom, left, right in draw(keys(20), 1.0).tolist())
+    assert all(
+        top == bottom and left == right for top, bottom, left, right in draw(keys(20), 1.0).tolist()
+    )
 
 
 def test_mix_batch_picks_one_way_by_a_coin():
@@ -139,7 +166,9 @@ def test_mix_batch_picks_one_way_by_a_coin():
     assert scipy.stats.binomtest(sum(blended), len(outs), 0.5).pvalue > 1e-3
     for (mixed, mixed_label, mixed_mask), mixup in zip(outs[:50], blended[:50], strict=True):
         assert mixup or set(np.unique(mixed[1])) <= {0.0, 1.0}
-        np.testing.assert_allclose(mixed_label[1, 1], mixed[1].mean(), atol=1e-5)  # image 1 is 1, its partner is 0
+        np.testing.assert_allclose(
+            mixed_label[1, 1], mixed[1].mean(), atol=1e-5
+        )  # image 1 is 1, its partner is 0
         np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0, 1, 1])
 
 

@@ -14,7 +14,9 @@ def items(step: int, *, parts=((1000, 1.0),), batch_size=64, rows=None, seed=0, 
 
 
 def test_the_hash_is_splitmix64():
-    """First outputs of SplitMix64 from state 1234567, as in the tests of Java's and Julia's implementations."""
+    """First outputs of SplitMix64 from state 1234567, as in the tests of Java's and Julia's
+    implementations.
+    """
     golden_gamma = 0x9E3779B97F4A7C15
     states = [(1234567 + (i + 1) * golden_gamma) % 2**64 for i in range(3)]
     found = order.mix64(tf.constant(states, tf.uint64)).numpy().tolist()
@@ -31,7 +33,9 @@ PARTS = ((300, 3.0), (17, 1.0), (90, 4.0))
 
 
 def test_a_mixture_draws_by_weight_and_every_source_goes_round():
-    """Over two blocks: exact shares, every example of a source equally often to one, epochs one after another."""
+    """Over two blocks: exact shares, every example of a source equally often to one, epochs one
+    after another.
+    """
     found = [items(step, parts=PARTS, batch_size=1000, seed=7) for step in range(20)]
     index, epoch = (np.concatenate([batch[name] for batch in found]) for name in ("index", "epoch"))
     starts = [0, 300, 317, 407]
@@ -41,8 +45,12 @@ def test_a_mixture_draws_by_weight_and_every_source_goes_round():
         counts = np.bincount(index[mine] - start, minlength=stop - start)
         assert counts.max() - counts.min() <= 1
         for number in range(share // (stop - start)):
-            assert len(np.unique(index[mine & (epoch == number)])) == stop - start  # an epoch is a permutation
-    halves = np.array_split(np.isin(index, range(300)), 40)  # within a block the sources are mixed: 187.5 +- 11 of 500
+            assert (
+                len(np.unique(index[mine & (epoch == number)])) == stop - start
+            )  # an epoch is a permutation
+    halves = np.array_split(
+        np.isin(index, range(300)), 40
+    )  # within a block the sources are mixed: 187.5 +- 11 of 500
     assert max(abs(half.sum() - 187.5) for half in halves) < 5 * np.sqrt(500 * 0.375 * 0.625)
 
 
@@ -73,16 +81,22 @@ def test_seeds_belong_to_the_example_and_its_epoch():
     def by_example(batch_size: int) -> dict:
         found = [items(step, batch_size=batch_size) for step in range(4000 // batch_size)]
         keys = zip(
-            np.concatenate([b["epoch"] for b in found]), np.concatenate([b["index"] for b in found]), strict=True
+            np.concatenate([b["epoch"] for b in found]),
+            np.concatenate([b["index"] for b in found]),
+            strict=True,
         )
-        return dict(zip(keys, map(tuple, np.concatenate([b["seed"] for b in found]).tolist()), strict=True))
+        return dict(
+            zip(keys, map(tuple, np.concatenate([b["seed"] for b in found]).tolist()), strict=True)
+        )
 
     small, large = by_example(50), by_example(400)
     assert small == large and len(set(small.values())) == 4000
 
 
 def test_seeds_are_uniform_bits():
-    seeds = np.concatenate([items(step, batch_size=4096, parts=((10**6, 1.0),))["seed"] for step in range(4)])
+    seeds = np.concatenate(
+        [items(step, batch_size=4096, parts=((10**6, 1.0),))["seed"] for step in range(4)]
+    )
     bits = np.unpackbits(seeds.view(np.uint8), axis=1).mean(0)
     assert np.abs(bits - 0.5).max() < 5 * 0.5 / np.sqrt(len(seeds))
     assert abs(np.corrcoef(seeds[:-1, 0], seeds[1:, 0])[0, 1]) < 5 / np.sqrt(len(seeds))
@@ -90,7 +104,12 @@ def test_seeds_are_uniform_bits():
 
 def test_evaluation_is_in_order_with_masked_padding():
     found = order.eval_items(10, 4, np.arange(4))(tf.constant(2, tf.int64))
-    assert found["index"].numpy().tolist() == [8, 9, 9, 9] and found["mask"].numpy().tolist() == [1, 1, 0, 0]
+    assert found["index"].numpy().tolist() == [8, 9, 9, 9] and found["mask"].numpy().tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 17, 65_536, 65_537, 65_538, 131_073, 262_145, 1_048_577])

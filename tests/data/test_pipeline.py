@@ -1,4 +1,6 @@
-"""Batches are a pure function of (config, seed, step): order, pixels, padding, damage, and the way to the devices."""
+"""Batches are a pure function of (config, seed, step): order, pixels, padding, damage, and the way
+to the devices.
+"""
 
 import dataclasses
 import itertools
@@ -75,9 +77,6 @@ def joined(batches: list[dict], name: str) -> np.ndarray:
     return np.concatenate([batch[name] for batch in batches])
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
-
-
 PINNED = [675, 228, 555, 589, 449, 542, 765, 204, 68, 554, 766, 744]
 PINNED_SMALL = [2, 1, 0, 4, 3, 4, 0, 2, 3, 1]
 
@@ -89,14 +88,16 @@ def first_ids(num_examples: int, count: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "num_examples, batch_size", [(1, 4), (2, 3), (3, 8), (7, 3), (8, 8), (10, 16), (100, 33), (257, 64)]
+    "num_examples, batch_size",
+    [(1, 4), (2, 3), (3, 8), (7, 3), (8, 8), (10, 16), (100, 33), (257, 64)],
 )
 def test_every_epoch_is_a_permutation(num_examples, batch_size):
     items = order.train_items([(num_examples, 1.0)], batch_size, np.arange(batch_size), seed=5)
     steps = -(-5 * num_examples // batch_size)
     found = [items(tf.constant(step, tf.int64)) for step in range(steps)]
     ids, epoch, mask = (
-        np.concatenate([part[name] for part in found])[: 5 * num_examples] for name in ("index", "epoch", "mask")
+        np.concatenate([part[name] for part in found])[: 5 * num_examples]
+        for name in ("index", "epoch", "mask")
     )
     np.testing.assert_array_equal(epoch, np.repeat(np.arange(5), num_examples))
     np.testing.assert_array_equal(np.sort(ids.reshape(5, num_examples)), [range(num_examples)] * 5)
@@ -106,43 +107,55 @@ def test_every_epoch_is_a_permutation(num_examples, batch_size):
 
 
 def test_order_is_pinned():
-    """A run that is continued after an update of TensorFlow must go on in the same order: these ids may not change."""
+    """A run that is continued after an update of TensorFlow must go on in the same order: these ids
+    may not change.
+    """
     assert first_ids(1000, 12, seed=42).tolist() == PINNED
     assert first_ids(5, 10, seed=0).tolist() == PINNED_SMALL
 
 
 def chi_square(table: np.ndarray) -> float:
-    """Standard deviations by which the chi-square statistic of a contingency table exceeds that of independence."""
+    """Standard deviations by which the chi-square statistic of a contingency table exceeds that of
+    independence.
+    """
     expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
     freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
     return (((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("num_examples, batch_size, classes", [(1077, 32, 10), (10_000, 100, 10), (65_536, 256, 16)])
+@pytest.mark.parametrize(
+    "num_examples, batch_size, classes", [(1077, 32, 10), (10_000, 100, 10), (65_536, 256, 16)]
+)
 def test_batches_of_a_sorted_data_set_are_mixed(num_examples, batch_size, classes):
     for seed in (0, 1):
         ids = first_ids(num_examples, num_examples, seed)
-        labels = (ids * classes // num_examples)[: num_examples // batch_size * batch_size].reshape(-1, batch_size)
+        labels = (ids * classes // num_examples)[: num_examples // batch_size * batch_size].reshape(
+            -1, batch_size
+        )
         table = np.stack([np.bincount(row, minlength=classes) for row in labels])
-        # Four rounds of the shuffle fail this: 65,536 examples come out too evenly by 15 deviations.
+        # Four rounds of the shuffle fail this: 65,536 examples come out too evenly by 15
+        # deviations.
         assert abs(chi_square(table)) < 4
-        assert abs(np.corrcoef(ids[1:], ids[:-1])[0, 1]) < 4 / np.sqrt(num_examples)  # neighbours are not kept together
+        assert abs(np.corrcoef(ids[1:], ids[:-1])[0, 1]) < 4 / np.sqrt(
+            num_examples
+        )  # neighbours are not kept together
 
 
 def test_all_orders_are_equally_likely():
-    """RandomIndexShuffle, given seed and epoch as they are, repeats itself after 256 epochs or seeds."""
+    """RandomIndexShuffle, given seed and epoch as they are, repeats itself after 256 epochs or
+    seeds.
+    """
     orders = first_ids(4, 4 * 1000, seed=3).reshape(-1, 4)
     counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)[1]
     assert len(counts) == 24
-    assert ((counts - 1000 / 24) ** 2 / (1000 / 24)).sum() < 49.7  # chi-square with 23 degrees of freedom, p = 0.001
+    assert (
+        (counts - 1000 / 24) ** 2 / (1000 / 24)
+    ).sum() < 49.7  # chi-square with 23 degrees of freedom, p = 0.001
     orders = first_ids(50, 50 * 600, seed=0).reshape(-1, 50)
     assert abs(chi_square(np.stack([np.bincount(place, minlength=50) for place in orders.T]))) < 4
     assert len(np.unique(orders, axis=0)) == 600
     seeds = [0, 1, 256, 257, 1024, 65_536, 2**31 - 1]
     assert len({tuple(first_ids(50, 50, seed)) for seed in seeds}) == len(seeds)
-
-
-# --- training batches -------------------------------------------------------------------------------------------------
 
 
 def test_batches_are_a_function_of_seed_and_step():
@@ -171,7 +184,9 @@ def test_batch_larger_than_the_data_set():
     assert_same(train(source, config, start=2, stop=3), whole[2:])
 
 
-@pytest.mark.parametrize("parts", [[[0, 1, 2], [3, 4, 5]], [[0, 5], [1, 2, 3, 4]], [[1], [0, 2, 4], [3, 5]]])
+@pytest.mark.parametrize(
+    "parts", [[[0, 1, 2], [3, 4, 5]], [[0, 5], [1, 2, 3, 4]], [[1], [0, 2, 4], [3, 5]]]
+)
 def test_processes_read_slices_of_one_global_batch(parts):
     source, config = memory_source(noise(8, 24, 24)), train_config(6, seed=1)
     whole = train(source, config, start=1, stop=4)
@@ -189,16 +204,24 @@ def test_every_example_and_epoch_has_its_own_augmentation():
 
 
 def test_crops_of_pngs_and_jpegs_are_the_same_windows(tmp_path):
-    """A JPEG is decoded only inside of its crop, the other formats as a whole; the crop must not know."""
+    """A JPEG is decoded only inside of its crop, the other formats as a whole; the crop must not
+    know.
+    """
     rng = np.random.default_rng(0)
     for i in range(6):
         small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
         picture = small.resize((90, 70), Image.Resampling.BICUBIC)
-        for kind, name, options in (("png", "png", {}), ("jpeg", "JPG", dict(quality=100, subsampling=0))):
+        for kind, name, options in (
+            ("png", "png", {}),
+            ("jpeg", "JPG", dict(quality=100, subsampling=0)),
+        ):
             (tmp_path / kind / "a").mkdir(parents=True, exist_ok=True)
             picture.save(tmp_path / kind / "a" / f"{i}.{name}", **options)
     config = train_config(6, seed=2)
-    png, jpeg = (train(sources.open_source(f"folder:{tmp_path}/{kind}", "train"), config) for kind in ("png", "jpeg"))
+    png, jpeg = (
+        train(sources.open_source(f"folder:{tmp_path}/{kind}", "train"), config)
+        for kind in ("png", "jpeg")
+    )
     np.testing.assert_array_equal(joined(png, "id"), joined(jpeg, "id"))
     difference = np.abs(joined(png, "image").astype(int) - joined(jpeg, "image"))
     assert (
@@ -214,7 +237,10 @@ def test_random_crops_are_windows_of_seven_eighths():
         for image, i in zip(batch["image"], batch["id"], strict=True):
             corners = itertools.product(range(3), range(3))
             windows = [pictures[i, y : y + 14, x : x + 14] for y, x in corners]
-            assert any(np.array_equal(image, window) or np.array_equal(image, window[:, ::-1]) for window in windows)
+            assert any(
+                np.array_equal(image, window) or np.array_equal(image, window[:, ::-1])
+                for window in windows
+            )
 
 
 def test_far_steps_are_reached_directly():
@@ -224,17 +250,18 @@ def test_far_steps_are_reached_directly():
     assert_same(train(source, config, start=10**6 + 3, stop=10**6 + 5), far[3:])
 
 
-# --- evaluation batches -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_examples", [1, 7, 8, 9, 20])
 @pytest.mark.parametrize("batch_size", [1, 8, 16])
 def test_evaluation_reads_every_example_once(num_examples, batch_size):
     pictures = noise(num_examples)
     source = memory_source(pictures)
-    host = pipeline.eval_pipeline(eval_config(), source, np.arange(batch_size), batch_size, SIDE, "error")
+    host = pipeline.eval_pipeline(
+        eval_config(), source, np.arange(batch_size), batch_size, SIDE, "error"
+    )
     batches = list(host.batches())
-    assert len(batches) == host.steps and all(batch["image"].shape[0] == batch_size for batch in batches)
+    assert len(batches) == host.steps and all(
+        batch["image"].shape[0] == batch_size for batch in batches
+    )
     ids, mask = joined(batches, "id"), joined(batches, "mask")
     assert mask.dtype == np.float32 and len(mask) - num_examples < batch_size
     np.testing.assert_array_equal(mask, np.arange(len(mask)) < num_examples)  # padding comes last
@@ -248,20 +275,25 @@ def test_evaluation_rows_of_processes():
     source = memory_source(noise(11))
 
     def read(rows):
-        return list(pipeline.eval_pipeline(eval_config(), source, np.asarray(rows), 8, SIDE, "error").batches())
+        return list(
+            pipeline.eval_pipeline(
+                eval_config(), source, np.asarray(rows), 8, SIDE, "error"
+            ).batches()
+        )
 
     whole = read(range(8))
     for rows in ([0, 1, 6, 7], [2, 3, 4, 5]):
-        assert_same(read(rows), [{name: value[rows] for name, value in batch.items()} for batch in whole])
+        assert_same(
+            read(rows), [{name: value[rows] for name, value in batch.items()} for batch in whole]
+        )
 
 
 def test_central_crop_takes_the_middle():
     pictures = noise(3, 32, 49)  # 32 is 28 / 0.875: nothing is resized
-    host = pipeline.eval_pipeline(eval_config("central"), memory_source(pictures), np.arange(3), 3, 28, "error")
+    host = pipeline.eval_pipeline(
+        eval_config("central"), memory_source(pictures), np.arange(3), 3, 28, "error"
+    )
     np.testing.assert_array_equal(joined(list(host.batches()), "image"), pictures[:, 2:30, 10:38])
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def photo(number: int) -> Image.Image:
@@ -294,7 +326,12 @@ def damage(path, kind: str) -> None:
     elif kind == "huge":
         path.write_bytes(declaring(data, 65_000))
     elif kind == "huge png":
-        path.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (10**6).to_bytes(4, "big") + b"\x08\2\0\0\0" + data)
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+            + 2 * (10**6).to_bytes(4, "big")
+            + b"\x08\2\0\0\0"
+            + data
+        )
     elif kind == "gone":
         path.unlink()
 
@@ -326,7 +363,11 @@ def test_damage_is_an_error_that_names_the_file(photos, kind):
         next(batches)
     text = str(caught.value)
     assert len(text.splitlines()) == 1
-    assert str(photos / "a/07.jpg") in text and f"step {place // 8}" in text and "data.on_corrupt=skip" in text
+    assert (
+        str(photos / "a/07.jpg") in text
+        and f"step {place // 8}" in text
+        and "data.on_corrupt=skip" in text
+    )
     evaluation = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error")
     with pytest.raises(UserError, match=r"a/07\.jpg"):
         list(evaluation.batches())
@@ -390,8 +431,13 @@ def test_an_image_that_resizing_would_blow_up_is_damage():
 def test_the_reason_is_that_of_the_decoder(photos):
     source = opened(photos)
     (photos / "a/07.jpg").unlink()
-    with pytest.raises(UserError, match=r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07"):
-        list(pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error").batches())
+    with pytest.raises(
+        UserError,
+        match=r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07",
+    ):
+        list(
+            pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error").batches()
+        )
 
 
 @pytest.mark.parametrize("label", [-1, 4])
@@ -416,9 +462,11 @@ def test_a_failing_read_names_the_record():
         train(broken, train_config(4))
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
-
-MESHES = {"data": dict(data=8), "mixed": dict(data=2, fsdp=2, tensor=2), "tensor": dict(data=1, tensor=8)}
+MESHES = {
+    "data": dict(data=8),
+    "mixed": dict(data=2, fsdp=2, tensor=2),
+    "tensor": dict(data=1, tensor=8),
+}
 
 
 def mesh_of(**sizes):
@@ -430,7 +478,9 @@ def test_global_batch_lies_where_the_mesh_says(name):
     assert jax.device_count() == 8
     mesh = mesh_of(**MESHES[name])
     rng = np.random.default_rng(0)
-    local = dict(image=rng.integers(0, 256, (16, 4, 5, 3), np.uint8), label=np.arange(16, dtype=np.int32))
+    local = dict(
+        image=rng.integers(0, 256, (16, 4, 5, 3), np.uint8), label=np.arange(16, dtype=np.int32)
+    )
     found = to_device.global_batch(local, mesh, np.arange(16), 16)
     splits = mesh.shape["data"] * mesh.shape["fsdp"]
     for key, value in local.items():
@@ -445,7 +495,9 @@ def test_global_batch_lies_where_the_mesh_says(name):
 
 
 def test_global_batch_finds_the_rows_of_a_process(monkeypatch):
-    """A process that feeds rows 4-7 and 12-15 of 16, as where its devices are not neighbours in the mesh."""
+    """A process that feeds rows 4-7 and 12-15 of 16, as where its devices are not neighbours in the
+    mesh.
+    """
     rows = np.array([4, 5, 6, 7, 12, 13, 14, 15])
     asked = [slice(4, 6), slice(6, 8), slice(12, 14), slice(14, 16)]
 

@@ -1,4 +1,6 @@
-"""Prepared data sets: byte by byte what went in, whatever interrupts the work, and read by TFDS and by training."""
+"""Prepared data sets: byte by byte what went in, whatever interrupts the work, and read by TFDS and
+by training.
+"""
 
 import argparse
 import io
@@ -38,7 +40,9 @@ def get_config(arg=""):
 def picture(number: int, size=(48, 40)) -> Image.Image:
     """A smooth colour picture."""
     rng = np.random.default_rng(number)
-    return Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    return Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize(
+        size, Image.Resampling.BICUBIC
+    )
 
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
@@ -83,7 +87,9 @@ def run(config_file: str, *arguments: str, **overrides) -> dict:
     """`python -m vit_jax.data prepare` without the process."""
     parser = argparse.ArgumentParser()
     command.add_arguments("prepare", parser)
-    config = configs.load(config_file, [f"--config.{key.replace('__', '.')}={v}" for key, v in overrides.items()])
+    config = configs.load(
+        config_file, [f"--config.{key.replace('__', '.')}={v}" for key, v in overrides.items()]
+    )
     report = prepare.run(config, parser.parse_args([str(argument) for argument in arguments]))
     assert json.loads(json.dumps(report)) == report
     return report
@@ -92,7 +98,11 @@ def run(config_file: str, *arguments: str, **overrides) -> dict:
 def contents(folder) -> dict[str, bytes]:
     """All files below a folder."""
     folder = pathlib.Path(folder)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def everything(name: str, data_dir, split: str = "train") -> list[tuple[bytes, int]]:
@@ -110,10 +120,9 @@ def make_folder(root, files: dict[str, bytes]):
 
 def pictures(count: int) -> dict[str, bytes]:
     """Files of a folder: `count` images of each of the classes a, b, c."""
-    return {f"{c}/{i:03}.jpg": encoded(picture(1000 * ord(c) + i)) for c in "abc" for i in range(count)}
-
-
-# --- ImageNet-21k -----------------------------------------------------------------------------------------------------
+    return {
+        f"{c}/{i:03}.jpg": encoded(picture(1000 * ord(c) + i)) for c in "abc" for i in range(count)
+    }
 
 
 def test_class_numbers_of_imagenet21k():
@@ -132,7 +141,10 @@ def test_imagenet21k_from_tars(release, config_file, tmp_path):
     assert report["status"] == "prepared" and report["num_classes"] == 21_843
     assert report["examples"] == {"train": sum(CLASSES.values())}
     assert report["origin"]["release"] == "partial" and report["origin"]["classes"] == 3
-    assert report["use"] == ["--config.data.name=imagenet21k", f"--config.data.data_dir={tmp_path}/data"]
+    assert report["use"] == [
+        "--config.data.name=imagenet21k",
+        f"--config.data.data_dir={tmp_path}/data",
+    ]
 
     found = everything("imagenet21k", tmp_path / "data")
     assert {image: imagenet21k.ids()[label] for image, label in found} == wnids  # byte for byte
@@ -151,7 +163,14 @@ def test_imagenet21k_must_be_a_whole_release(release, config_file, tmp_path, mon
     arguments = (f"--from={folder}", f"--out={tmp_path}/data")
     with pytest.raises(NegativeResult) as caught:
         run(config_file, *arguments, data__name="imagenet21k")
-    for part in ("fall 2011", "winter 2021", "3 known classes", "9 images", "n00004475", "--partial"):
+    for part in (
+        "fall 2011",
+        "winter 2021",
+        "3 known classes",
+        "9 images",
+        "n00004475",
+        "--partial",
+    ):
         assert part in str(caught.value)
     assert not (tmp_path / "data").exists()
     monkeypatch.setattr(imagenet21k, "RELEASES", {"small": (3, 9)})
@@ -169,16 +188,27 @@ def test_imagenet21k_names_unknown_empty_and_damaged_tars(release, config_file, 
     with pytest.raises(NegativeResult, match=r"unknown classes: n00000000; empty: n02084071\.tar;"):
         run(config_file, *arguments, data__name="imagenet21k")
     report = run(config_file, *arguments, "--partial", "--name=some", data__name="imagenet21k")
-    assert report["origin"]["unknown"] == ["n00000000"] and report["origin"]["empty"] == ["n02084071"]
+    assert report["origin"]["unknown"] == ["n00000000"] and report["origin"]["empty"] == [
+        "n02084071"
+    ]
     assert report["examples"] == {"train": CLASSES["n01440764"]}
 
     second = 512 + -(-len(next(iter(release[1]))) // 512) * 512  # where the second header is
-    damages = {"": "empty", "x" * 2000: "header", whole[:1000]: "end", whole[: second + 100]: "cut off"}
+    damages = {
+        "": "empty",
+        "x" * 2000: "header",
+        whole[:1000]: "end",
+        whole[: second + 100]: "cut off",
+    }
     for content, word in damages.items():
-        (tmp_path / "tars/n15102894.tar").write_bytes(content.encode() if isinstance(content, str) else content)
+        (tmp_path / "tars/n15102894.tar").write_bytes(
+            content.encode() if isinstance(content, str) else content
+        )
         with pytest.raises(UserError, match=f"n15102894.*{word}") as caught:
             run(config_file, *arguments, "--partial", data__name="imagenet21k")
-        assert "1 of the 4 tars" in str(caught.value) and not isinstance(caught.value, NegativeResult)
+        assert "1 of the 4 tars" in str(caught.value) and not isinstance(
+            caught.value, NegativeResult
+        )
 
 
 def test_imagenet21k_is_shrunk_in_the_same_go(release, config_file, tmp_path):
@@ -192,27 +222,37 @@ def test_imagenet21k_is_shrunk_in_the_same_go(release, config_file, tmp_path):
 
 @pytest.mark.slow
 def test_recipe_trains_on_imagenet21k(release, config_file, tmp_path):
-    run(config_file, f"--from={release[0]}", "--partial", f"--out={tmp_path}/data", data__name="imagenet21k")
+    run(
+        config_file,
+        f"--from={release[0]}",
+        "--partial",
+        f"--out={tmp_path}/data",
+        data__name="imagenet21k",
+    )
     overrides = {
         "model.width": 16, "model.depth": 1, "model.mlp_dim": 32, "model.num_heads": 2, "image_size": 32,
         "data.data_dir": f"{tmp_path}/data", "data.batch_size": 8, "total_steps": 2, "log_every": 1,
     }  # fmt: skip
     recipe = ROOT / "configs/pretrain.py"
     arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
-    assert not train.main([f"--config={recipe}:B/16,imagenet21k", f"--workdir={tmp_path}/run", *arguments])
+    assert not train.main(
+        [f"--config={recipe}:B/16,imagenet21k", f"--workdir={tmp_path}/run", *arguments]
+    )
     losses = [line["train/loss"] for line in metric_lines(tmp_path / "run") if "train/loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all()
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------
-
-
 def test_folder_becomes_array_record(config_file, tmp_path, small_shards):
     files = pictures(20)
-    make_folder(tmp_path / "train-and-val", {f"train/{k}": v for k, v in files.items()} | {"val/b/x.png": b""})
+    make_folder(
+        tmp_path / "train-and-val",
+        {f"train/{k}": v for k, v in files.items()} | {"val/b/x.png": b""},
+    )
     Image.new("L", (5, 7)).save(tmp_path / "train-and-val/val/b/x.png")
     name = f"folder:{tmp_path}/train-and-val"
-    report = run(config_file, f"--out={tmp_path}/out", data__name=name, data__split="train[:50%]+val")
+    report = run(
+        config_file, f"--out={tmp_path}/out", data__name=name, data__split="train[:50%]+val"
+    )
     assert report["name"] == "train_and_val_copy" and report["examples"] == {"train": 60, "val": 1}
     found = everything(report["name"], report["data_dir"])
     classes = {content: "abc".index(name[0]) for name, content in files.items()}
@@ -232,10 +272,16 @@ def test_folder_becomes_array_record(config_file, tmp_path, small_shards):
 
 def test_tfds_data_set_is_copied(config_file, tmp_path):
     make_folder(tmp_path / "in", pictures(3))
-    first = run(config_file, f"--out={tmp_path}/a", "--name=first", data__name=f"folder:{tmp_path}/in")
-    second = run(config_file, f"--out={tmp_path}/b", data__name="first", data__data_dir=first["data_dir"])
+    first = run(
+        config_file, f"--out={tmp_path}/a", "--name=first", data__name=f"folder:{tmp_path}/in"
+    )
+    second = run(
+        config_file, f"--out={tmp_path}/b", data__name="first", data__data_dir=first["data_dir"]
+    )
     assert second["name"] == "first_copy"
-    assert sorted(everything("first_copy", tmp_path / "b")) == sorted(everything("first", tmp_path / "a"))
+    assert sorted(everything("first_copy", tmp_path / "b")) == sorted(
+        everything("first", tmp_path / "a")
+    )
 
 
 def test_classes_without_names_stay_without(config_file, tmp_path):
@@ -267,12 +313,15 @@ def test_short_side(config_file, tmp_path):
         "cmyk.jpg": encoded(big.convert("CMYK"), quality=95),
         "alpha.png": encoded(big.convert("RGBA"), "PNG"),
         "palette.gif": encoded(big.quantize(256), "GIF"),
-        "sixteen.png": encoded(Image.fromarray(np.asarray(big.convert("L")).astype(np.uint16) << 8), "PNG"),
+        "sixteen.png": encoded(
+            Image.fromarray(np.asarray(big.convert("L")).astype(np.uint16) << 8), "PNG"
+        ),
         "equal.jpg": encoded(picture(3, (32, 90))),
         "small.png": encoded(picture(4, (20, 500)), "PNG"),
     }
     make_folder(
-        tmp_path / "in", {f"{number:02}/{name}": file for number, (name, file) in enumerate(sources_of.items())}
+        tmp_path / "in",
+        {f"{number:02}/{name}": file for number, (name, file) in enumerate(sources_of.items())},
     )
     name = f"folder:{tmp_path}/in"
     report = run(config_file, "--short_side=32", f"--out={tmp_path}/out", data__name=name)
@@ -284,11 +333,17 @@ def test_short_side(config_file, tmp_path):
             continue
         image, before = Image.open(io.BytesIO(found[label])), Image.open(io.BytesIO(file))
         assert image.format == "JPEG" and min(image.size) == 32, name
-        assert abs(image.width / image.height - before.width / before.height) < 0.03 * before.width / before.height
+        assert (
+            abs(image.width / image.height - before.width / before.height)
+            < 0.03 * before.width / before.height
+        )
         assert image.mode == ("L" if name in ("grey.jpg", "sixteen.png") else "RGB")
         pixels = (big if name == "sixteen.png" else before).convert(image.mode)
         wanted = pixels.resize(image.size, Image.Resampling.BICUBIC)
-        for mode, most in (("L", 1.5), ("RGB", 5.0)):  # at 32 pixels these colours suffer from 4:2:0
+        for mode, most in (
+            ("L", 1.5),
+            ("RGB", 5.0),
+        ):  # at 32 pixels these colours suffer from 4:2:0
             levels = [np.asarray(file.convert(mode)).astype(int) for file in (image, wanted)]
             assert np.abs(levels[0] - levels[1]).mean() < most, (name, mode)
 
@@ -299,19 +354,39 @@ def test_corrupt_images_stop_or_are_left_out(config_file, tmp_path):
     files["c/bad.png"] = b"no image"
     make_folder(tmp_path / "in", files)
     name = f"folder:{tmp_path}/in"
-    for arguments in (("--name=whole",), ("--short_side=16", "--name=less"), ("--short_side=512", "--name=same")):
-        with pytest.raises(UserError, match=r"bad\.(jpg|png) can't be read as an image.*on_corrupt=skip"):
+    for arguments in (
+        ("--name=whole",),
+        ("--short_side=16", "--name=less"),
+        ("--short_side=512", "--name=same"),
+    ):
+        with pytest.raises(
+            UserError, match=r"bad\.(jpg|png) can't be read as an image.*on_corrupt=skip"
+        ):
             run(config_file, f"--out={tmp_path}/out", *arguments, data__name=name)
-        report = run(config_file, f"--out={tmp_path}/out", *arguments, data__name=name, data__on_corrupt="skip")
+        report = run(
+            config_file,
+            f"--out={tmp_path}/out",
+            *arguments,
+            data__name=name,
+            data__on_corrupt="skip",
+        )
         assert sorted(map(os.path.basename, report["skipped"])) == ["bad.jpg", "bad.png"]
-        assert report["examples"] == {"train": 15} and len(everything(report["name"], tmp_path / "out")) == 15
-        assert run(config_file, f"--out={tmp_path}/out", *arguments, data__name=name)["skipped"] == report["skipped"]
+        assert (
+            report["examples"] == {"train": 15}
+            and len(everything(report["name"], tmp_path / "out")) == 15
+        )
+        assert (
+            run(config_file, f"--out={tmp_path}/out", *arguments, data__name=name)["skipped"]
+            == report["skipped"]
+        )
     make_folder(tmp_path / "none", {"a/x.jpg": b"x"})
     with pytest.raises(NegativeResult, match="not one image"):
-        run(config_file, f"--out={tmp_path}/o", data__name=f"folder:{tmp_path}/none", data__on_corrupt="skip")
-
-
-# --- interruptions ----------------------------------------------------------------------------------------------------
+        run(
+            config_file,
+            f"--out={tmp_path}/o",
+            data__name=f"folder:{tmp_path}/none",
+            data__on_corrupt="skip",
+        )
 
 
 def read_some(i: int) -> tuple[bytes, int]:
@@ -319,7 +394,10 @@ def read_some(i: int) -> tuple[bytes, int]:
 
 
 def many(count: int = 150, read=read_some) -> dict:
-    return {"train": shards.Examples(count, read, str, "numbers"), "val": shards.Examples(20, read_some, str, "more")}
+    return {
+        "train": shards.Examples(count, read, str, "numbers"),
+        "val": shards.Examples(20, read_some, str, "more"),
+    }
 
 
 def target(folder, **origin) -> writer.Target:
@@ -343,11 +421,15 @@ def test_bytes_are_the_same_for_any_workers_and_after_a_failure(tmp_path, small_
     assert not target(tmp_path / "stormy").folder.exists() and not list(staging.glob("*.tmp"))
     with pytest.raises(UserError, match="neither known to TFDS nor prepared"):
         sources.open_source("numbers", "train", str(tmp_path / "stormy"))
-    done = {path.name: path.stat().st_mtime_ns for path in staging.glob("*array_record-?????-of-?????")}
+    done = {
+        path.name: path.stat().st_mtime_ns for path in staging.glob("*array_record-?????-of-?????")
+    }
     assert writer.write(target(tmp_path / "stormy"), many(), False, workers) == wanted
     assert contents(tmp_path / "stormy") == contents(tmp_path / "calm")
     again = target(tmp_path / "stormy").folder
-    assert {name: (again / name).stat().st_mtime_ns for name in done} == done  # what was done is not done again
+    assert {
+        name: (again / name).stat().st_mtime_ns for name in done
+    } == done  # what was done is not done again
     assert len(done) >= 1 or workers > 1
 
 
@@ -412,7 +494,9 @@ def test_disk_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
         writer.write(target(tmp_path / "file"), many(), False, 2)
 
     def full(path, records):
-        raise RuntimeError("write() failed: No space left on device; writing /x; Could not submit chunk: 334")
+        raise RuntimeError(
+            "write() failed: No space left on device; writing /x; Could not submit chunk: 334"
+        )
 
     monkeypatch.setattr(shards, "write_records", full)
     with pytest.raises(UserError, match=r"no space is left on the device.*same command"):
@@ -434,9 +518,6 @@ def test_file_size_limit_is_one_line(tmp_path, limit):
     assert writer.write(target(tmp_path), many(), False, 2)[0]
 
 
-# --- TFDS -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_network(monkeypatch):
     def refuse(*args, **kwargs):
@@ -445,7 +526,11 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(urllib.request, "getproxies", dict)
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self, **_: pytest.fail("not offline"))
+    monkeypatch.setattr(
+        tfds.core.DatasetBuilder,
+        "download_and_prepare",
+        lambda self, **_: pytest.fail("not offline"),
+    )
 
 
 def test_no_network_is_said_at_once(config_file, tmp_path, no_network):
@@ -469,11 +554,14 @@ def test_a_host_that_never_answers_is_not_waited_for(monkeypatch):
 def test_manual_files_are_named(config_file, tmp_path, no_network):
     overrides = dict(data__name="imagenet2012", data__data_dir=str(tmp_path))
     with pytest.raises(
-        NegativeResult, match=r"img_train\.tar and \S+img_val\.tar are not in .*downloads/manual.*image-net"
+        NegativeResult,
+        match=r"img_train\.tar and \S+img_val\.tar are not in .*downloads/manual.*image-net",
     ):
         run(config_file, **overrides)
     make_folder(tmp_path, {"downloads/manual/ILSVRC2012_img_val.tar": b""})
-    with pytest.raises(NegativeResult, match=r"fetch yourself, ILSVRC2012_img_train\.tar is not in"):
+    with pytest.raises(
+        NegativeResult, match=r"fetch yourself, ILSVRC2012_img_train\.tar is not in"
+    ):
         run(config_file, **overrides)
     with pytest.raises(NegativeResult, match=r"manual is empty or does not exist.*TFDS says"):
         run(config_file, data__name="resisc45", data__data_dir=str(tmp_path / "other"))
@@ -483,10 +571,15 @@ def test_tfds_prepares_array_record_once(config_file, tmp_path, monkeypatch):
     from test_sources import TEST, TRAIN
 
     def examples(count):
-        return ((str(i), dict(id=str(i), image=np.asarray(picture(i, (32, 32))), label=i % 10)) for i in range(count))
+        return (
+            (str(i), dict(id=str(i), image=np.asarray(picture(i, (32, 32))), label=i % 10))
+            for i in range(count)
+        )
 
     cls = tfds.builder_cls("cifar10")
-    monkeypatch.setattr(cls, "_split_generators", lambda self, dl: dict(train=examples(TRAIN), test=examples(TEST)))
+    monkeypatch.setattr(
+        cls, "_split_generators", lambda self, dl: dict(train=examples(TRAIN), test=examples(TEST))
+    )
     monkeypatch.setattr(download, "check_network", lambda *_: None)
     overrides = dict(data__name="cifar10", data__data_dir=str(tmp_path))
     report = run(config_file, **overrides)
@@ -507,14 +600,14 @@ def test_failures_of_tfds_are_one_line(config_file, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "check_network", lambda *_: None)
     overrides = dict(data__name="cifar10", data__data_dir=str(tmp_path))
     fails(ConnectionError("gone\naway"))
-    with pytest.raises(NegativeResult, match="TFDS fails to prepare cifar10: ConnectionError: gone away"):
+    with pytest.raises(
+        NegativeResult, match="TFDS fails to prepare cifar10: ConnectionError: gone away"
+    ):
         run(config_file, **overrides)
     fails(OSError(28, "No space left on device"))
     with pytest.raises(UserError, match="no space is left"):
         run(config_file, **overrides)
 
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
     "digits is read where it is": ([], "digits"),
@@ -540,10 +633,22 @@ def test_mistakes_are_named(text, config_file, tmp_path):
 
 
 def test_command(release, config_file, tmp_path, capsys):
-    arguments = ["prepare", f"--config={config_file}", "--config.data.name=imagenet21k", f"--from={release[0]}"]
-    arguments += [f"--config.data.data_dir={tmp_path}/data", "--workers=2", f"--json={tmp_path}/report.json"]
+    arguments = [
+        "prepare",
+        f"--config={config_file}",
+        "--config.data.name=imagenet21k",
+        f"--from={release[0]}",
+    ]
+    arguments += [
+        f"--config.data.data_dir={tmp_path}/data",
+        "--workers=2",
+        f"--json={tmp_path}/report.json",
+    ]
     assert command.main(arguments) == 1
     assert "neither fall 2011" in last_error(capsys) and not (tmp_path / "data").exists()
     assert command.main([*arguments, "--partial"]) == 0
-    assert f"--config.data.name=imagenet21k --config.data.data_dir={tmp_path}/data" in capsys.readouterr().err
+    assert (
+        f"--config.data.name=imagenet21k --config.data.data_dir={tmp_path}/data"
+        in capsys.readouterr().err
+    )
     assert json.loads((tmp_path / "report.json").read_text())["examples"] == {"train": 9}

@@ -1,4 +1,6 @@
-"""RandAugment on the device: operations equal golden outputs of big_vision's code, and chance has the right chances."""
+"""RandAugment on the device: operations equal golden outputs of big_vision's code, and chance has
+the right chances.
+"""
 
 import collections
 import functools
@@ -16,7 +18,10 @@ from vit_jax.data.augment import randaugment
 
 GOLDEN, CONFIG = golden("randaug_ops")
 WHOLE = "distort_image_with_randaugment"
-SNAKE = {"AutoContrast": "autocontrast", "SolarizeAdd": "solarize_add"}  # the others: in small letters
+SNAKE = {
+    "AutoContrast": "autocontrast",
+    "SolarizeAdd": "solarize_add",
+}  # the others: in small letters
 GEOMETRIC = {  # (value, height, width) -> matrix
     "rotate": randaugment.rotation,
     "shear_x": lambda v, h, w: (1, v, 0, 0, 1, 0),
@@ -44,7 +49,9 @@ def apply(name: str, image, args, centre=None):
     if name in GEOMETRIC:
         matrix = GEOMETRIC[name](args[0], *image.shape[:2])
         return randaugment.unpack(randaugment.project(randaugment.pack(image[None]), matrix))[0]
-    args = [args[0], jnp.array([centre])] if name == "cutout" else args[:1]  # the rest of args: the value that fills
+    args = (
+        [args[0], jnp.array([centre])] if name == "cutout" else args[:1]
+    )  # the rest of args: the value that fills
     return getattr(randaugment, name)(jnp.asarray(image[None]), *args)[0]
 
 
@@ -58,7 +65,9 @@ def every_operation(way, image, magnitude: float, centre=(13, 13)) -> dict:
     op = jnp.array([randaugment.OPS.index(name) for name, _ in SIGNED])
     negative = jnp.array([negative for _, negative in SIGNED])
     images = jnp.asarray(np.broadcast_to(image, (len(SIGNED), *image.shape)))
-    outs = jitted(way, magnitude)(images, op, negative, jnp.broadcast_to(jnp.array(centre), (len(SIGNED), 2)))
+    outs = jitted(way, magnitude)(
+        images, op, negative, jnp.broadcast_to(jnp.array(centre), (len(SIGNED), 2))
+    )
     return dict(zip(SIGNED, np.asarray(outs), strict=True))
 
 
@@ -66,7 +75,9 @@ def assert_same(out, expected, what: str, geometric: bool = False):
     out = np.asarray(out)
     assert (out.dtype, out.shape) == (expected.dtype, expected.shape), what
     differing = (out != expected).any(-1).mean()
-    assert differing < 0.005 if geometric else differing == 0, f"{what}: {differing:.2%} of the pixels differ"
+    assert differing < 0.005 if geometric else differing == 0, (
+        f"{what}: {differing:.2%} of the pixels differ"
+    )
 
 
 @pytest.mark.parametrize("op", sorted({case["op"] for case in CONFIG["cases"]} - {WHOLE}))
@@ -82,15 +93,23 @@ def test_single_operations_equal_golden(op):
 @pytest.mark.parametrize("way", WAYS)
 def test_table_equals_golden_randaugment(way, magnitude):
     outs = every_operation(way, GOLDEN["img/photo0"], magnitude)
-    cases = [case for case in CONFIG["cases"] if case["op"] == WHOLE and case["magnitude"] == magnitude]
-    assert {case["forced_op"] for case in cases} == set(randaugment.OPS) and len(cases) == len(randaugment.OPS)
+    cases = [
+        case for case in CONFIG["cases"] if case["op"] == WHOLE and case["magnitude"] == magnitude
+    ]
+    assert {case["forced_op"] for case in cases} == set(randaugment.OPS) and len(cases) == len(
+        randaugment.OPS
+    )
     for case in cases:
         name = case["forced_op"]
-        assert_same(outs[name, False], GOLDEN[case["key"]], case["key"], name in randaugment.MATRICES)
+        assert_same(
+            outs[name, False], GOLDEN[case["key"]], case["key"], name in randaugment.MATRICES
+        )
 
 
 def test_optimised_code_rounds_products_before_sums():
-    """The other tests run without the compiler's optimisation, so that nothing makes a fused multiply-add there."""
+    """The other tests run without the compiler's optimisation, so that nothing makes a fused
+    multiply-add there.
+    """
     base, value = (x.astype(np.uint8)[None, :, :, None] for x in np.indices((256, 256)))
     factors = [randaugment.enhance(m) for m in range(0, 31, 3)]
     run = jax.jit(
@@ -116,7 +135,9 @@ def test_arguments_by_magnitude_equal_golden(negative):
     assert len(entries) == 2 * len(randaugment.OPS)
 
 
-@pytest.mark.parametrize(("magnitude", "shape"), [(0.0, (37, 53)), (30.0, (53, 37)), (0.0, (2, 5)), (30.0, (1, 1))])
+@pytest.mark.parametrize(
+    ("magnitude", "shape"), [(0.0, (37, 53)), (30.0, (53, 37)), (0.0, (2, 5)), (30.0, (1, 1))]
+)
 def test_both_ways_are_equal_at_odd_sizes_and_extreme_magnitudes(magnitude, shape):
     image = noise(*shape)
     one, all_ = (every_operation(way, image, magnitude, (shape[0] // 2, 0)) for way in WAYS)
@@ -124,7 +145,11 @@ def test_both_ways_are_equal_at_odd_sizes_and_extreme_magnitudes(magnitude, shap
         assert_same(one[name], all_[name], f"{name}")
         assert one[name].shape == image.shape
     if magnitude == 0:
-        assert all((one[name] == image).all() for name in SIGNED if name[0] in [*randaugment.MATRICES, "Cutout"])
+        assert all(
+            (one[name] == image).all()
+            for name in SIGNED
+            if name[0] in [*randaugment.MATRICES, "Cutout"]
+        )
 
 
 def test_both_ways_are_equal_for_many_images():
@@ -163,7 +188,12 @@ def test_histograms_and_lookups_of_tpu_and_other_devices_are_equal():
 
 
 def test_equalize_and_autocontrast_equal_pillow():
-    images = [noise(40, 40), noise(40, 40) // 3 + 50, noise(9, 5), np.sort(noise(30, 30) ** 2 // 255, axis=0)]
+    images = [
+        noise(40, 40),
+        noise(40, 40) // 3 + 50,
+        noise(9, 5),
+        np.sort(noise(30, 30) ** 2 // 255, axis=0),
+    ]
     for image in images:
         expected = np.asarray(ImageOps.equalize(Image.fromarray(image)))
         np.testing.assert_array_equal(apply("equalize", image, []), expected)
@@ -173,8 +203,13 @@ def test_equalize_and_autocontrast_equal_pillow():
 
 def test_products_are_added_with_one_rounding():
     rng = np.random.default_rng(0)
-    total, pixel = rng.uniform(0, 256, 50_000).astype(np.float32), rng.integers(0, 256, 50_000).astype(np.float32)
-    total = np.float32(np.round(total * 2.0**16) / 2**16)  # on a grid, as sums of multiples of the weights are
+    total, pixel = (
+        rng.uniform(0, 256, 50_000).astype(np.float32),
+        rng.integers(0, 256, 50_000).astype(np.float32),
+    )
+    total = np.float32(
+        np.round(total * 2.0**16) / 2**16
+    )  # on a grid, as sums of multiples of the weights are
     for weight in (np.float32(1) / np.float32(13), np.float32(5) / np.float32(13)):
         expected = (total.astype(np.float64) + np.float64(weight) * pixel).astype(np.float32)
         np.testing.assert_array_equal(
@@ -186,7 +221,9 @@ def test_products_are_added_with_one_rounding():
 def test_posterize_keeps_upper_bits(bits, kept):
     image = noise(1, 5, 6)
     step = 2 ** (8 - kept)
-    np.testing.assert_array_equal(randaugment.posterize(jnp.asarray(image), bits), image // step * step)
+    np.testing.assert_array_equal(
+        randaugment.posterize(jnp.asarray(image), bits), image // step * step
+    )
 
 
 def test_choices_are_uniform_and_independent():
@@ -210,7 +247,10 @@ def test_layers_choose_independently(monkeypatch):
 
 def test_operations_and_signs_are_uniform():
     image, count = noise(36, 40), 1536
-    names = {out.tobytes(): name for name, out in every_operation(randaugment.one_by_one, image, 3.0).items()}
+    names = {
+        out.tobytes(): name
+        for name, out in every_operation(randaugment.one_by_one, image, 3.0).items()
+    }
     del names[next(out for out, name in names.items() if name[0] == "Cutout")]
     assert len(names) == len(SIGNED) - 1  # what is none of these is a Cutout
     run = jax.jit(lambda key, image: randaugment.randaugment(key, image, 1, 3.0))
@@ -234,7 +274,10 @@ def test_depends_on_key_and_pixels_only(way, monkeypatch):
     np.testing.assert_array_equal(run(*sharded), whole)
     if way == randaugment.all_at_once:
         text = run.lower(*sharded).compile().as_text()
-        assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+        assert not any(
+            name in text
+            for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+        )
 
 
 def test_no_layers_change_nothing():

@@ -27,11 +27,10 @@ TRAIN, TEST = 47, 13  # examples of the TFDS data sets below
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
-# --- TFDS -------------------------------------------------------------------------------------------------------------
-
-
 def prepare_cifar10(data_dir, file_format: str):
-    """Prepares cifar10 with invented pictures through TFDS itself: 3 shards a split, in TFDS's hash order."""
+    """Prepares cifar10 with invented pictures through TFDS itself: 3 shards a split, in TFDS's hash
+    order.
+    """
     rng = np.random.default_rng(0)
 
     def examples(count, first):
@@ -42,7 +41,9 @@ def prepare_cifar10(data_dir, file_format: str):
     tfds.disable_progress_bar()
     builder = tfds.builder("cifar10", data_dir=data_dir, file_format=file_format)
     builder.info.features["label"].names = NAMES  # TFDS takes them from the download
-    builder._split_generators = lambda dl_manager: dict(train=examples(TRAIN, 0), test=examples(TEST, 1000))
+    builder._split_generators = lambda dl_manager: dict(
+        train=examples(TRAIN, 0), test=examples(TEST, 1000)
+    )
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
     return builder
 
@@ -55,7 +56,9 @@ def write_tfds(data_dir, name: str, features: dict, examples: list, supervised_k
         name=name, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=""
     )
     info = tfds.core.DatasetInfo(
-        builder=identity, features=tfds.features.FeaturesDict(features), supervised_keys=supervised_keys
+        builder=identity,
+        features=tfds.features.FeaturesDict(features),
+        supervised_keys=supervised_keys,
     )
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=4)
     writer.initialize_splits(["train"])
@@ -93,7 +96,9 @@ def no_network(monkeypatch):
 def everything(source) -> tuple[np.ndarray, list[int]]:
     """All images and labels of a source, index by index."""
     found = [source.parse(tf.constant(source.read([i])[0]), i) for i in range(source.num_examples)]
-    return np.stack([images.decode(encoded) for encoded, _ in found]), [int(label) for _, label in found]
+    return np.stack([images.decode(encoded) for encoded, _ in found]), [
+        int(label) for _, label in found
+    ]
 
 
 def by_tfds(builder, split: str) -> tuple[np.ndarray, list[int]]:
@@ -103,7 +108,9 @@ def by_tfds(builder, split: str) -> tuple[np.ndarray, list[int]]:
     else:
         in_order = tfds.ReadConfig(interleave_cycle_length=1)
         found = list(tfds.as_numpy(builder.as_dataset(split=split, read_config=in_order)))
-    return np.stack([example["image"] for example in found]), [int(example["label"]) for example in found]
+    return np.stack([example["image"] for example in found]), [
+        int(example["label"]) for example in found
+    ]
 
 
 def message(name: str, split: str, data_dir="") -> str:
@@ -136,7 +143,9 @@ def test_tfds_records_are_those_of_tfds(cifar10, split):
     assert (source.num_classes, list(source.class_names)) == (10, NAMES)
     np.testing.assert_array_equal(pictures, wanted_pictures)
     assert labels == wanted_labels
-    assert len(np.unique(pictures, axis=0)) == COUNTS[split]  # the invented pictures are all different
+    assert (
+        len(np.unique(pictures, axis=0)) == COUNTS[split]
+    )  # the invented pictures are all different
 
 
 def test_tfds_is_read_in_any_order_and_by_numpy_integers(cifar10):
@@ -168,18 +177,31 @@ def test_a_part_of_a_tfds_data_set_keeps_its_classes_in_proportion(cifar10):
     part = sources.open_training(config.data)
     _, chosen = everything(part)
     assert part.num_examples == 20 and part.labels().tolist() == chosen
-    assert np.abs(np.bincount(chosen, minlength=10) - np.bincount(labels, minlength=10) * 20 / 47).max() <= 1.5
+    assert (
+        np.abs(
+            np.bincount(chosen, minlength=10) - np.bincount(labels, minlength=10) * 20 / 47
+        ).max()
+        <= 1.5
+    )
 
 
 def test_fingerprints_see_the_content_and_not_the_place(tmp_path, no_network):
-    features = dict(image=tfds.features.Image(shape=(4, 4, 3)), label=tfds.features.ClassLabel(num_classes=2))
+    features = dict(
+        image=tfds.features.Image(shape=(4, 4, 3)), label=tfds.features.ClassLabel(num_classes=2)
+    )
 
     def fingerprint(folder: str, seed: int, split="train") -> str:
         rng = np.random.default_rng(seed)
         images = [
-            np.full((4, 4, 3), 7, np.uint8) if seed else rng.integers(0, 256, (4, 4, 3), np.uint8) for _ in range(9)
+            np.full((4, 4, 3), 7, np.uint8) if seed else rng.integers(0, 256, (4, 4, 3), np.uint8)
+            for _ in range(9)
         ]
-        write_tfds(tmp_path / folder, "herbarium", features, [dict(image=image, label=0) for image in images])
+        write_tfds(
+            tmp_path / folder,
+            "herbarium",
+            features,
+            [dict(image=image, label=0) for image in images],
+        )
         return sources.open_source("herbarium", split, str(tmp_path / folder)).fingerprint
 
     first = fingerprint("one", 0)
@@ -197,7 +219,11 @@ def test_tfds_data_without_code_is_opened_by_its_files(tmp_path, no_network):
     examples = [dict(picture=picture, kind=i % 3) for i, picture in enumerate(pictures)]
     write_tfds(tmp_path, "herbarium", features, examples, ("picture", "kind"))
     source = sources.open_source("herbarium", "train[2:9]", str(tmp_path))
-    assert (source.num_examples, source.num_classes, list(source.class_names)) == (7, 3, ["oak", "elm", "ash"])
+    assert (source.num_examples, source.num_classes, list(source.class_names)) == (
+        7,
+        3,
+        ["oak", "elm", "ash"],
+    )
     for i in range(7):
         encoded, label = source.parse(tf.constant(source.read([i])[0]), i)
         np.testing.assert_array_equal(images.decode(encoded), np.repeat(pictures[i + 2], 3, axis=2))
@@ -208,8 +234,20 @@ def test_tfds_without_images_or_classes_is_refused(tmp_path, no_network):
     image, number = tfds.features.Image(shape=(2, 2, 3)), tfds.features.Scalar(np.int64)
     kind = tfds.features.ClassLabel(num_classes=2)
     picture = np.zeros((2, 2, 3), np.uint8)
-    write_tfds(tmp_path, "numbers", dict(number=number, kind=kind), [dict(number=1, kind=0)], ("number", "kind"))
-    write_tfds(tmp_path, "depths", dict(image=image, label=number), [dict(image=picture, label=1)], ("image", "label"))
+    write_tfds(
+        tmp_path,
+        "numbers",
+        dict(number=number, kind=kind),
+        [dict(number=1, kind=0)],
+        ("number", "kind"),
+    )
+    write_tfds(
+        tmp_path,
+        "depths",
+        dict(image=image, label=number),
+        [dict(image=picture, label=1)],
+        ("image", "label"),
+    )
     write_tfds(tmp_path, "pictures", dict(image=image), [dict(image=picture)])
     many = dict(image=image, label=tfds.features.Sequence(number))
     write_tfds(tmp_path, "many", many, [dict(image=picture, label=[0, 1])], ("image", "label"))
@@ -226,7 +264,9 @@ def test_truncated_tfrecord_is_named(damaged, kept, no_network):
     shard.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
     text = message("cifar10", "train", data_dir)
     assert str(shard) in text and "of 16 records" in text and "prepare it again" in text
-    assert sources.open_source("cifar10", "train[:10]+test", str(data_dir)).num_examples == 23  # other shards are whole
+    assert (
+        sources.open_source("cifar10", "train[:10]+test", str(data_dir)).num_examples == 23
+    )  # other shards are whole
 
 
 def test_missing_shard_is_named(damaged, no_network):
@@ -239,19 +279,38 @@ def test_missing_shard_is_named(damaged, no_network):
 def test_unprepared_data_set_says_how_to_prepare_it(tmp_path, no_network):
     for name in ("mnist", "imagenet2012", "cifar10:3.*.*"):
         text = message(name, "train", tmp_path)
-        assert f"'{name}'" in text and f"is not prepared in {tmp_path}" in text and "vit_jax.data prepare" in text
+        assert (
+            f"'{name}'" in text
+            and f"is not prepared in {tmp_path}" in text
+            and "vit_jax.data prepare" in text
+        )
 
 
 @pytest.mark.parametrize(
-    "name", ["no_such_data_set", "objectnet", "cifar10:9.9.9", "cifar10/no_such", "two words", "", "huggingface:mnist"]
+    "name",
+    [
+        "no_such_data_set",
+        "objectnet",
+        "cifar10:9.9.9",
+        "cifar10/no_such",
+        "two words",
+        "",
+        "huggingface:mnist",
+    ],
 )
 def test_unknown_data_set_is_named(tmp_path, no_network, name):
     text = message(name, "train", tmp_path)
-    assert repr(name) in text and str(tmp_path) in text and ("correct data.name" in text or "check the name" in text)
+    assert (
+        repr(name) in text
+        and str(tmp_path) in text
+        and ("correct data.name" in text or "check the name" in text)
+    )
     assert len(text) < 500
 
 
-@pytest.mark.parametrize("split", ["validation", "train+validation", "train[", "train[40:60]", "", "train[:x]"])
+@pytest.mark.parametrize(
+    "split", ["validation", "train+validation", "train[", "train[40:60]", "", "train[:x]"]
+)
 def test_unknown_split_is_named(cifar10, no_network, split):
     text = message("cifar10", split, cifar10[1])
     assert repr(split) in text and "cifar10" in text and "train, test" in text
@@ -263,9 +322,6 @@ def test_empty_split_is_named(cifar10, no_network, split):
     assert repr(split) in text and "no examples" in text
 
 
-# --- digits -----------------------------------------------------------------------------------------------------------
-
-
 def test_digits_are_those_of_sklearn():
     opened = {split: sources.open_source("digits", split) for split in ("train", "val", "test")}
     assert [source.num_examples for source in opened.values()] == [1077, 360, 360]
@@ -273,16 +329,21 @@ def test_digits_are_those_of_sklearn():
     for split, source in opened.items():
         pictures, labels = everything(source)
         assert source.num_classes == 10 and source.class_names[7] == "7"
-        found.update((picture[:, :, 0].tobytes(), label) for picture, label in zip(pictures, labels, strict=True))
+        found.update(
+            (picture[:, :, 0].tobytes(), label)
+            for picture, label in zip(pictures, labels, strict=True)
+        )
         classes[split] = np.bincount(labels, minlength=10) / len(labels)
     data = load_digits()
     scaled = np.round(data.images / 16 * 255).astype(np.uint8)
-    assert found == collections.Counter((x.tobytes(), int(y)) for x, y in zip(scaled, data.target, strict=True))
+    assert found == collections.Counter(
+        (x.tobytes(), int(y)) for x, y in zip(scaled, data.target, strict=True)
+    )
     np.testing.assert_allclose(classes["test"], classes["train"], atol=0.005)
-    assert "digits" in message("digits", "holdout") and "train, val, test" in message("digits", "holdout")
+    assert "digits" in message("digits", "holdout") and "train, val, test" in message(
+        "digits", "holdout"
+    )
 
-
-# --- split expressions ------------------------------------------------------------------------------------------------
 
 NUMBERS = {"train": np.arange(47) * 3, "val": 1000 + np.arange(5)}
 
@@ -306,16 +367,23 @@ def test_split_expressions(expression, wanted):
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "train[", "train[1]", "train[a:b]", "train[:0]", "train[20:10]", "train[:48]", "train[-48:]", "x+val"],
+    [
+        "",
+        "train[",
+        "train[1]",
+        "train[a:b]",
+        "train[:0]",
+        "train[20:10]",
+        "train[:48]",
+        "train[-48:]",
+        "x+val",
+    ],
 )
 def test_bad_split_expressions_are_named(expression):
     with pytest.raises(UserError) as caught:
         splits.select(expression, NUMBERS, "/data/here")
     part = expression.split("+")[0]
     assert repr(part) in str(caught.value) and "/data/here" in str(caught.value)
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def save(path, number: int = 0, **options):
@@ -337,33 +405,53 @@ def files(source) -> list[str]:
 def labelled(source, root) -> dict[str, int]:
     """Path below root -> label, for every example."""
     _, labels = everything(source)
-    return {str(name).removeprefix(f"{root}/"): label for name, label in zip(files(source), labels, strict=True)}
+    return {
+        str(name).removeprefix(f"{root}/"): label
+        for name, label in zip(files(source), labels, strict=True)
+    }
 
 
 def test_folder_with_splits(tmp_path):
-    make_folder(tmp_path, {"train/b": 3, "train/a": 2, "train/c": 1, "val/c": 2, "val/a": 1, "test/b": 1})
-    train, val, test = (sources.open_source(f"folder:{tmp_path}", split) for split in ("train", "val", "test"))
+    make_folder(
+        tmp_path, {"train/b": 3, "train/a": 2, "train/c": 1, "val/c": 2, "val/a": 1, "test/b": 1}
+    )
+    train, val, test = (
+        sources.open_source(f"folder:{tmp_path}", split) for split in ("train", "val", "test")
+    )
     for source in (train, val, test):
         assert (source.num_classes, list(source.class_names)) == (3, ["a", "b", "c"])
     assert labelled(train, tmp_path) == {
         "train/a/000.png": 0, "train/a/001.png": 0, "train/b/000.png": 1, "train/b/001.png": 1, "train/b/002.png": 1,
         "train/c/000.png": 2,
     }  # fmt: skip
-    assert labelled(val, tmp_path) == {"val/a/000.png": 0, "val/c/000.png": 2, "val/c/001.png": 2}  # b is missing
+    assert labelled(val, tmp_path) == {
+        "val/a/000.png": 0,
+        "val/c/000.png": 2,
+        "val/c/001.png": 2,
+    }  # b is missing
     assert labelled(test, tmp_path) == {"test/b/000.png": 1}
     for source in (train, val, test):
         pictures, _ = everything(source)
         numbers = [int(name.removesuffix(".png").rpartition("/")[2]) for name in files(source)]
-        assert pictures[:, 0, 0, 0].tolist() == numbers  # the record is that of the file that describe() names
+        assert (
+            pictures[:, 0, 0, 0].tolist() == numbers
+        )  # the record is that of the file that describe() names
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
 def test_classes_are_matched_by_name_also_where_the_model_has_more(tmp_path, num_classes):
     make_folder(tmp_path, {"b": 1, "c": 1})
-    opened = with_classes(sources.open_source(f"folder:{tmp_path}", "train"), ("a", "b", "c"), num_classes, "evals.x")
-    assert sorted(everything(opened)[1]) == [1, 2] == sorted(opened.labels()) and opened.num_classes == num_classes
+    opened = with_classes(
+        sources.open_source(f"folder:{tmp_path}", "train"), ("a", "b", "c"), num_classes, "evals.x"
+    )
+    assert (
+        sorted(everything(opened)[1]) == [1, 2] == sorted(opened.labels())
+        and opened.num_classes == num_classes
+    )
     with pytest.raises(UserError, match=r"evals\.x has the class 'b'"):
-        with_classes(sources.open_source(f"folder:{tmp_path}", "train"), ("a", "c"), num_classes, "evals.x")
+        with_classes(
+            sources.open_source(f"folder:{tmp_path}", "train"), ("a", "c"), num_classes, "evals.x"
+        )
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
@@ -379,15 +467,20 @@ def test_folder_validation_has_three_names(tmp_path, name):
 def test_folder_without_splits_is_sliced_mixed(tmp_path):
     make_folder(tmp_path, dict.fromkeys("abcde", 20))
     everything_, most, rest = (
-        files(sources.open_source(f"folder:{tmp_path}", split)) for split in ("train", "train[:80%]", "train[80%:]")
+        files(sources.open_source(f"folder:{tmp_path}", split))
+        for split in ("train", "train[:80%]", "train[80%:]")
     )
     assert (len(most), len(rest)) == (80, 20)
     assert most + rest == everything_  # the same order at every opening
     assert sorted(everything_) == sorted(str(path) for path in tmp_path.rglob("*.png"))
-    # Were classes not mixed, the rest would be class e alone. A random fifth has 4 +- 1.6 of each class.
+    # Were classes not mixed, the rest would be class e alone. A random fifth has 4 +- 1.6 of each
+    # class.
     for part, expected in ((most, 16), (rest, 4)):
         counts = collections.Counter(name.split("/")[-2] for name in part)
-        assert set(counts) == set("abcde") and max(abs(count - expected) for count in counts.values()) <= 4
+        assert (
+            set(counts) == set("abcde")
+            and max(abs(count - expected) for count in counts.values()) <= 4
+        )
     labels = labelled(sources.open_source(f"folder:{tmp_path}", "train[80%:]"), tmp_path)
     assert all(label == "abcde".index(name[0]) for name, label in labels.items())
 
@@ -407,7 +500,9 @@ def test_folders_may_be_links(tmp_path):
         (tmp_path / "set/train" / name).symlink_to(tmp_path / "store" / name)
     assert sources.open_source(f"folder:{tmp_path}/set", "train").num_examples == 5
     (tmp_path / "set/train/emu").symlink_to(tmp_path / "store/emu")
-    assert "set/train/emu is a link that leads nowhere" in message(f"folder:{tmp_path}/set", "train")
+    assert "set/train/emu is a link that leads nowhere" in message(
+        f"folder:{tmp_path}/set", "train"
+    )
     (tmp_path / "set/train/emu").unlink()
     (tmp_path / "store/owl/circle").symlink_to(tmp_path / "store")
     (tmp_path / "store/back").symlink_to(tmp_path / "store")
@@ -418,7 +513,10 @@ def test_names_that_are_no_utf8_are_listed(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     save(folder / os.fsdecode(b"\xe9t\xe9.png"))
     source = sources.open_source(f"folder:{tmp_path}", "train")
-    assert source.describe(0).endswith("caf\\xe9/\\xe9t\\xe9.png") and source.read([0])[0][:4] == b"\x89PNG"
+    assert (
+        source.describe(0).endswith("caf\\xe9/\\xe9t\\xe9.png")
+        and source.read([0])[0][:4] == b"\x89PNG"
+    )
 
 
 def test_folder_mistakes_are_named(tmp_path):
@@ -446,13 +544,12 @@ def test_folder_mistakes_are_named(tmp_path):
     assert str(tmp_path / "hollow/train") in message(f"folder:{tmp_path}/hollow", "train")
 
 
-# --- image files ------------------------------------------------------------------------------------------------------
-
-
 def picture(mode: str) -> Image.Image:
     """A smooth picture of odd size, so that row padding shows; alpha is noise over opaque colours."""
     rng = np.random.default_rng(0)
-    colours = Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize((61, 47), Image.Resampling.BICUBIC)
+    colours = Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize(
+        (61, 47), Image.Resampling.BICUBIC
+    )
     if mode == "P":
         return colours.quantize(64)
     converted = colours.convert(mode)
@@ -461,23 +558,36 @@ def picture(mode: str) -> Image.Image:
     return converted
 
 
-# Lossless formats must give Pillow's very pixels. For JPEG the inverse DCT, the upsampling of colour and the way from
-# YCbCr or CMYK to RGB round differently in TensorFlow's libjpeg: 3 levels are seen, 1 on average.
+# Lossless formats must give Pillow's very pixels. For JPEG the inverse DCT, the upsampling of
+# colour and the way from YCbCr or CMYK to RGB round differently in TensorFlow's libjpeg: 3 levels
+# are seen, 1 on average.
 LOSSLESS, JPEG = (0, 0.0), (6, 1.5)
 FILES = {
-    **{f"{mode.lower()}.png": (mode, {}, LOSSLESS) for mode in ("RGB", "L", "RGBA", "LA", "P", "1")},
+    **{
+        f"{mode.lower()}.png": (mode, {}, LOSSLESS) for mode in ("RGB", "L", "RGBA", "LA", "P", "1")
+    },
     "transparent.png": ("P", dict(transparency=3), LOSSLESS),
     **{f"{mode.lower()}.jpg": (mode, {}, JPEG) for mode in ("RGB", "L", "CMYK")},
     "progressive.jpeg": ("RGB", dict(progressive=True), JPEG),
     "full_colour.JPEG": ("RGB", dict(subsampling=0), JPEG),
-    **{f"{mode.lower()}.webp": (mode, dict(lossless=True, exact=True), LOSSLESS) for mode in ("RGB", "L", "RGBA")},
+    **{
+        f"{mode.lower()}.webp": (mode, dict(lossless=True, exact=True), LOSSLESS)
+        for mode in ("RGB", "L", "RGBA")
+    },
     "lossy.webp": ("RGB", {}, LOSSLESS),
-    "animated.webp": ("RGB", dict(save_all=True, append_images=[picture("L")], lossless=True), LOSSLESS),
+    "animated.webp": (
+        "RGB",
+        dict(save_all=True, append_images=[picture("L")], lossless=True),
+        LOSSLESS,
+    ),
     **{f"{mode.lower()}.bmp": (mode, {}, LOSSLESS) for mode in ("RGB", "L", "RGBA", "P", "1")},
     **{f"{mode.lower()}.gif": (mode, {}, LOSSLESS) for mode in ("RGB", "L", "P")},
     "animated.gif": ("RGB", dict(save_all=True, append_images=[picture("L")]), LOSSLESS),
 }
-FILES |= {f"UPPER.{suffix.upper()}": FILES[f"rgb.{suffix}"] for suffix in ("jpg", "png", "webp", "bmp", "gif")}
+FILES |= {
+    f"UPPER.{suffix.upper()}": FILES[f"rgb.{suffix}"]
+    for suffix in ("jpg", "png", "webp", "bmp", "gif")
+}
 
 
 def test_every_kind_of_image_file_decodes_as_by_pillow(tmp_path):
@@ -496,4 +606,8 @@ def test_every_kind_of_image_file_decodes_as_by_pillow(tmp_path):
         assert (found.dtype, found.shape) == (tf.uint8, (47, 61, 3)), name
         difference = np.abs(found.numpy() - wanted)
         largest, average = FILES[name][2]
-        assert difference.max() <= largest and difference.mean() <= average, (name, difference.max(), difference.mean())
+        assert difference.max() <= largest and difference.mean() <= average, (
+            name,
+            difference.max(),
+            difference.mean(),
+        )

@@ -21,15 +21,24 @@ def images(count: int, height: int = 24, width: int = 31) -> np.ndarray:
     """Half of them smooth, half noise."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
-    smooth = [Image.fromarray(image[:4, :5]).resize((width, height), Image.Resampling.BICUBIC) for image in noise]
-    return np.where(np.arange(count)[:, None, None, None] % 2, noise, np.stack([np.asarray(x) for x in smooth]))
+    smooth = [
+        Image.fromarray(image[:4, :5]).resize((width, height), Image.Resampling.BICUBIC)
+        for image in noise
+    ]
+    return np.where(
+        np.arange(count)[:, None, None, None] % 2, noise, np.stack([np.asarray(x) for x in smooth])
+    )
 
 
 def operate_with_pillow(image, operation: int, radius: float):
     image = Image.fromarray(image)
     if operation == 0:
         return ImageOps.grayscale(image).convert("RGB")
-    return ImageOps.solarize(image) if operation == 1 else image.filter(ImageFilter.GaussianBlur(radius))
+    return (
+        ImageOps.solarize(image)
+        if operation == 1
+        else image.filter(ImageFilter.GaussianBlur(radius))
+    )
 
 
 def jitter_with_pillow(image, factors, order):
@@ -52,11 +61,24 @@ def test_grey_and_solarisation_equal_pillow():
 
 @pytest.mark.parametrize("shape", [(24, 31), (3, 2), (1, 1)])
 def test_blur_equals_pillow(shape):
-    fixed = [0.1, 0.5, 1.0, 1.4, 1.42, 1.5, 2.0]  # the box is wider than three pixels from sqrt(2) on
+    fixed = [
+        0.1,
+        0.5,
+        1.0,
+        1.4,
+        1.42,
+        1.5,
+        2.0,
+    ]  # the box is wider than three pixels from sqrt(2) on
     radius = np.float32([*fixed, *np.random.default_rng(1).uniform(0.1, 2, 41)])
     image = images(len(radius), *shape)
     out = jax.jit(three_augment.gaussian_blur)(image, radius)
-    expected = np.stack([np.asarray(operate_with_pillow(x, 2, float(r))) for x, r in zip(image, radius, strict=True)])
+    expected = np.stack(
+        [
+            np.asarray(operate_with_pillow(x, 2, float(r)))
+            for x, r in zip(image, radius, strict=True)
+        ]
+    )
     off = difference(out, expected)
     assert off.max() <= 1 and (off > 0).mean() < 0.002
 
@@ -79,16 +101,27 @@ def test_whole_equals_pillow(jitter):
     image, key = images(48), keys(48)
     out = jax.jit(lambda key, image: three_augment.three_augment(key, image, jitter))(key, image)
     draws = zip(image, *(np.asarray(x) for x in three_augment.choose(key, jitter)), strict=True)
-    expected = [jitter_with_pillow(operate_with_pillow(x, op, float(r)), f, order) for x, op, r, f, order in draws]
+    expected = [
+        jitter_with_pillow(operate_with_pillow(x, op, float(r)), f, order)
+        for x, op, r, f, order in draws
+    ]
     off = difference(out, np.stack(expected))
     assert off.max() <= 3 and (off > 1).mean() < 1e-3  # up to four roundings after each other
 
 
 def test_choices_have_the_chances_of_deit():
-    operation, radius, factors, order = (np.asarray(x) for x in three_augment.choose(keys(6000), 0.3))
+    operation, radius, factors, order = (
+        np.asarray(x) for x in three_augment.choose(keys(6000), 0.3)
+    )
     orders = (order * [9, 3, 1]).sum(1)
-    cells = [operation[orders == code] for code in sorted(9 * a + 3 * b + c for a, b, c in three_augment.ORDERS)]
-    assert scipy.stats.chisquare(np.concatenate([np.bincount(x, minlength=3) for x in cells])).pvalue > 1e-3
+    cells = [
+        operation[orders == code]
+        for code in sorted(9 * a + 3 * b + c for a, b, c in three_augment.ORDERS)
+    ]
+    assert (
+        scipy.stats.chisquare(np.concatenate([np.bincount(x, minlength=3) for x in cells])).pvalue
+        > 1e-3
+    )
     assert scipy.stats.kstest(radius, "uniform", (0.1, 1.9)).pvalue > 1e-3
     for which in range(3):
         assert scipy.stats.kstest(factors[:, which], "uniform", (0.7, 0.6)).pvalue > 1e-3
@@ -108,4 +141,6 @@ def test_depends_on_key_and_pixels_only():
     sharded = jax.device_put((key, image), sharding)
     np.testing.assert_array_equal(run(*sharded), whole)
     text = run.lower(*sharded).compile().as_text()
-    assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+    assert not any(
+        name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+    )

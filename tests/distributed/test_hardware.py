@@ -15,8 +15,9 @@ from vit_jax.train import experiment
 
 CONFIG = ROOT / "configs/step.py"
 
-# The first product is an array of 64 MiB, more than glibc keeps by itself; each page that the kernel gives is a fault.
-# A step now and then takes new memory all the same, where a small block lies in the midst of the old.
+# The first product is an array of 64 MiB, more than glibc keeps by itself; each page that the
+# kernel gives is a fault. A step now and then takes new memory all the same, where a small block
+# lies in the midst of the old.
 STEPS = """
 import resource
 import statistics
@@ -38,7 +39,9 @@ print(statistics.median(b - a for a, b in zip(faults, faults[1:])), float(step(x
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc")
 def test_on_cpus_a_step_takes_no_new_memory():
     environment = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="")
-    found = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True
+    )
     pages, works = found.stdout.split()
     assert float(pages) < 100, "64 MiB are 16,384 pages"
     assert works == "True", "memory that was given back is had again"
@@ -57,8 +60,13 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     job = experiment.on_devices(config, None, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
-        plain, ours = (lowered.compile(dict.fromkeys(hardware.COMPILER_OPTIONS["cpu"], on)) for on in (False, True))
+        plain, ours = (
+            lowered.compile(dict.fromkeys(hardware.COMPILER_OPTIONS["cpu"], on))
+            for on in (False, True)
+        )
         default = lowered.compile()
-    copied = [compiled.as_text().count(" copy(%state_opt_state") for compiled in (plain, ours, default)]
+    copied = [
+        compiled.as_text().count(" copy(%state_opt_state") for compiled in (plain, ours, default)
+    ]
     assert copied[0] > 0 and copied[1:] == [0, 0]
     assert default.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes

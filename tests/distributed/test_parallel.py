@@ -1,4 +1,6 @@
-"""One step, whatever the mesh and the memory lever: 10 updates give the same losses and parameters on fake devices."""
+"""One step, whatever the mesh and the memory lever: 10 updates give the same losses and parameters
+on fake devices.
+"""
 
 import functools
 
@@ -50,7 +52,9 @@ def batches() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """f(settings, devices) -> (losses [STEPS], {name: parameter} in the loop layout, text of the lowered step)."""
+    """f(settings, devices) -> (losses [STEPS], {name: parameter} in the loop layout, text of the
+    lowered step).
+    """
     path = tmp_path_factory.mktemp("config") / "small.py"
     path.write_text(CONFIG)
 
@@ -64,22 +68,31 @@ def trained(tmp_path_factory):
         abstract, losses = states.abstract_state(config, model, tx, mesh), []
         train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
         with jax.set_mesh(mesh):
-            init = jax.jit(lambda: states.init_state(config, model, tx), out_shardings=states.shardings(abstract))
+            init = jax.jit(
+                lambda: states.init_state(config, model, tx),
+                out_shardings=states.shardings(abstract),
+            )
             state = init()
             text = train_step.lower(state, to_device.abstract_batch(mesh, BATCH, SIZE)).as_text()
             for batch in batches():
                 state, metrics = train_step(state, to_device.global_batch(batch, mesh, rows, BATCH))
                 losses.append(float(metrics["train/loss"]))
-        found = scan_layout.flatten(scan_layout.relayout(jax.device_get(state.params), False, jnp.stack))
+        found = scan_layout.flatten(
+            scan_layout.relayout(jax.device_get(state.params), False, jnp.stack)
+        )
         for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
-            assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim), "the step keeps the state where it lives"
+            assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim), (
+                "the step keeps the state where it lives"
+            )
         return np.array(losses), found, text
 
     return run
 
 
 def assert_same(one, two, loss: float, params: float):
-    """`loss`: relative; `params`: of the largest change that a parameter sees, which is about lr times STEPS."""
+    """`loss`: relative; `params`: of the largest change that a parameter sees, which is about lr
+    times STEPS.
+    """
     np.testing.assert_allclose(one[0], two[0], rtol=loss)
     assert one[1].keys() == two[1].keys()
     for name, value in one[1].items():
@@ -124,7 +137,12 @@ LEVERS = {
 
 @pytest.mark.parametrize("lever", cases(LEVERS, ("scan and remat by name",)))
 def test_every_lever_of_memory_gives_the_same_numbers(trained, lever):
-    assert_same(trained(f"{lever} mesh.data=2 mesh.fsdp=2 mesh.tensor=2"), trained("", 1), loss=1e-5, params=2e-4)
+    assert_same(
+        trained(f"{lever} mesh.data=2 mesh.fsdp=2 mesh.tensor=2"),
+        trained("", 1),
+        loss=1e-5,
+        params=2e-4,
+    )
 
 
 @pytest.mark.slow
@@ -159,10 +177,11 @@ def constraints(text: str) -> int:
 
 
 def test_the_lowered_step_has_its_sharding_constraints(trained):
-    """Where a mesh is not seen they vanish without a word, and fsdp gathers activations in place of parameters.
+    """Where a mesh is not seen they vanish without a word, and fsdp gathers activations in place of
+    parameters.
 
-    Forward, each of 3 blocks pins query, key, value, the MLP's hidden layer and its output; image and tokens are pinned
-    once. The backward pass pins the gradient of each again, but of the image.
+    Forward, each of 3 blocks pins query, key, value, the MLP's hidden layer and its output; image
+    and tokens are pinned once. The backward pass pins the gradient of each again, but of the image.
     """
     found = constraints(trained("mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2])
     assert found >= 2 * (3 * 5 + 1) + 1
@@ -172,12 +191,18 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
 def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
     with jax.set_mesh(mesh):
-        draw = jax.jit(lambda key: sharding.bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp"))
+        draw = jax.jit(
+            lambda key: sharding.bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp")
+        )
         drawn, probability = draw(jax.random.key(0, impl="rbg"))
         parts = {np.asarray(shard.data).tobytes() for shard in drawn.addressable_shards}
         assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 128)
-        # Bytes know no 0.9; what comes closest is told, and is what the draws have (4 standard deviations).
-        assert abs(probability - 0.9) <= 1 / 512 and abs(np.asarray(drawn).mean() - probability) < 0.0034
+        # Bytes know no 0.9; what comes closest is told, and is what the draws have (4 standard
+        # deviations).
+        assert (
+            abs(probability - 0.9) <= 1 / 512
+            and abs(np.asarray(drawn).mean() - probability) < 0.0034
+        )
         kept, exactly = draw(jax.random.key(0))
     assert exactly == np.float32(0.9)
     np.testing.assert_array_equal(kept, jax.random.bernoulli(jax.random.key(0), 0.9, (64, 8, 256)))
@@ -189,7 +214,9 @@ def test_dropout_keeps_the_mean(generator):
     """Each generator scales by the probability with which it keeps."""
     with jax.set_mesh(meshes.make_mesh(dict(replica=1, data=8, fsdp=1, tensor=1))):
         noise = dict(key=jax.random.key(1, impl=generator))
-        found = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))(np.ones((64, 64, 256), np.float32))
+        found = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))(
+            np.ones((64, 64, 256), np.float32)
+        )
     kept = np.asarray(found)[np.asarray(found) > 0]
     assert abs(found.mean() - 1) < 4 * (0.1 / 0.9 / found.size) ** 0.5
     np.testing.assert_allclose(kept, 1 / (kept.size / found.size), atol=3e-3)

@@ -23,7 +23,11 @@ ONE = dict(replica=1, data=1, fsdp=1, tensor=1)
 
 @pytest.mark.parametrize(
     ("sizes", "shape"),
-    [(dict(data=-1), (1, 8, 1, 1)), (dict(data=-1, tensor=2), (1, 4, 1, 2)), (dict(fsdp=-1, data=2), (1, 2, 4, 1))],
+    [
+        (dict(data=-1), (1, 8, 1, 1)),
+        (dict(data=-1, tensor=2), (1, 4, 1, 2)),
+        (dict(fsdp=-1, data=2), (1, 2, 4, 1)),
+    ],
 )
 def test_one_axis_takes_what_remains(sizes, shape):
     assert tuple(meshes.make_mesh(ONE | sizes).shape.values()) == shape
@@ -59,7 +63,10 @@ def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
     mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
     specs = {
-        k: v.spec for k, v in scan_layout.flatten(sharding.param_specs(adapt.abstract_params(model), mesh)).items()
+        k: v.spec
+        for k, v in scan_layout.flatten(
+            sharding.param_specs(adapt.abstract_params(model), mesh)
+        ).items()
     }
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
@@ -69,7 +76,9 @@ def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     assert specs[f"{block}/MlpBlock_3/Dense_0/kernel"] == PartitionSpec("fsdp", "tensor")
     assert specs[f"{block}/MlpBlock_3/Dense_1/kernel"] == PartitionSpec("tensor", "fsdp")
     assert specs[f"{block}/LayerNorm_0/scale"] == PartitionSpec(None)  # vectors stay whole
-    assert specs["head/kernel"] == PartitionSpec("fsdp", None)  # 1,000 classes do not make 4 shards of 8 rows
+    assert specs["head/kernel"] == PartitionSpec(
+        "fsdp", None
+    )  # 1,000 classes do not make 4 shards of 8 rows
 
 
 def test_the_share_of_the_parameters_that_is_split():
@@ -106,8 +115,6 @@ def test_tensor_parallelism_must_divide_the_model():
         sharding.check_model(vit_jax.create_model("B/16"), mesh)
 
 
-# --- big models: every shard has full rows ----------------------------------------------------------------------------
-
 LARGE = ("H/14", "G/14", "So400m/14")
 
 
@@ -123,7 +130,9 @@ def shapes(variant: str, stacked: bool = False) -> dict[str, tuple[int, ...]]:
 
 
 def split_axes(spec: PartitionSpec) -> list[str]:
-    return [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
+    return [
+        axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))
+    ]
 
 
 def ways(part, mesh: dict[str, int]) -> int:
@@ -139,7 +148,9 @@ def test_every_shard_of_a_big_model_has_full_rows(variant, fsdp):
             spec = sharding.leaf_spec(name, shape, mesh)
             axes, stacked = split_axes(spec), "encoderblock" in name.split("/")
             assert len(axes) == len(set(axes)), name
-            assert all(size % ways(part, mesh) == 0 for size, part in zip(shape, spec, strict=True)), name
+            assert all(
+                size % ways(part, mesh) == 0 for size, part in zip(shape, spec, strict=True)
+            ), name
             for size, part in zip(shape, spec, strict=True):
                 if "fsdp" in (part or ()):
                     assert size // fsdp % sharding.SHARD_ROWS == 0, (name, shape, spec)
@@ -175,9 +186,6 @@ def test_stacked_layers_are_split_along_the_axis_of_single_ones(variant, fsdp):
     assert compared == 16
 
 
-# --- ZeRO -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def state():
     """Shapes of a whole state with Adam and averaging."""
@@ -190,21 +198,24 @@ def state():
 
 
 @pytest.mark.parametrize("sizes", [dict(data=4), dict(data=4, fsdp=2)])
-def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(state, sizes):
+def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(
+    state, sizes
+):
     mesh = meshes.abstract_mesh(ONE | sizes)
-    plain, zero = (scan_layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True))
+    plain, zero = (
+        scan_layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True)
+    )
     params = {name: place.spec for name, place in zero.items() if name.startswith("params/")}
     assert params == {name: plain[name].spec for name in params}
     split = {name for name, place in zero.items() if "data" in split_axes(place.spec)}
     kernel = "Transformer/encoderblock_3/MlpBlock_3/Dense_0/kernel"
-    assert {name for name in split if name.endswith(kernel)} == {n for n in zero if n.endswith(kernel)} - {
-        f"params/{kernel}"
-    }
-    assert len([name for name in split if name.endswith(kernel)]) == 3  # both moments and the average
+    assert {name for name in split if name.endswith(kernel)} == {
+        n for n in zero if n.endswith(kernel)
+    } - {f"params/{kernel}"}
+    assert (
+        len([name for name in split if name.endswith(kernel)]) == 3
+    )  # both moments and the average
     assert not any("data" in split_axes(place.spec) for place in plain.values())
-
-
-# --- slices -----------------------------------------------------------------------------------------------------------
 
 
 class Device(types.SimpleNamespace):

@@ -1,4 +1,6 @@
-"""How processes find each other, agree, and end together; clusters are simulated by their environment variables."""
+"""How processes find each other, agree, and end together; clusters are simulated by their
+environment variables.
+"""
 
 import os
 import socket
@@ -76,7 +78,9 @@ def start(variables: dict[str, str], what: str = "join", *more: str) -> subproce
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     env = kept | dict(JAX_PLATFORMS="cpu", XLA_FLAGS="", PYTHONPATH=str(ROOT)) | variables
     command = [sys.executable, "-c", JOIN, what, *more]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(jobs: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
@@ -86,14 +90,17 @@ def finish(jobs: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
     for job, (_, err), errors in zip(jobs, found, lines, strict=True):
         assert "Traceback" not in err and len(errors) <= 1, err
         assert (job.returncode == 0) == (not errors) or job.returncode < 0, err
-    return [(job.returncode, out, errors) for job, (out, _), errors in zip(jobs, found, lines, strict=True)]
+    return [
+        (job.returncode, out, errors)
+        for job, (out, _), errors in zip(jobs, found, lines, strict=True)
+    ]
 
 
 def explicit(index: int, port: int, count: int = 2, **more: str) -> dict[str, str]:
-    return more | dict(zip(processes.VARIABLES, (f"localhost:{port}", str(count), str(index)), strict=True))
+    return more | dict(
+        zip(processes.VARIABLES, (f"localhost:{port}", str(count), str(index)), strict=True)
+    )
 
-
-# --- joining ----------------------------------------------------------------------------------------------------------
 
 CLUSTERS = {
     "Slurm": lambda i, port: dict(
@@ -120,7 +127,9 @@ CLUSTERS = {
 def test_two_processes_find_each_other(cluster):
     port = free_port()
     found = finish([start(CLUSTERS[cluster](str(i), port)) for i in range(2)])
-    assert [out.splitlines()[-1] for _, out, _ in found] == [f"process {i} of 2 on 2 devices" for i in range(2)], found
+    assert [out.splitlines()[-1] for _, out, _ in found] == [
+        f"process {i} of 2 on 2 devices" for i in range(2)
+    ], found
 
 
 @slow
@@ -131,11 +140,20 @@ def test_without_a_cluster_and_with_a_cluster_of_one_there_is_one_process():
 
 
 WRONG = {
-    "one is missing": (dict(VIT_JAX_COORDINATOR="localhost:1"), "VIT_JAX_NUM_PROCESSES, VIT_JAX_PROCESS_ID not set"),
+    "one is missing": (
+        dict(VIT_JAX_COORDINATOR="localhost:1"),
+        "VIT_JAX_NUM_PROCESSES, VIT_JAX_PROCESS_ID not set",
+    ),
     "no number": (explicit(0, 1) | dict(VIT_JAX_NUM_PROCESSES="two"), "must be whole numbers"),
     "too large": (explicit(2, 1), "VIT_JAX_PROCESS_ID=2 is not below VIT_JAX_NUM_PROCESSES=2"),
-    "no port": (explicit(0, 1) | dict(VIT_JAX_COORDINATOR="localhost"), "VIT_JAX_COORDINATOR=localhost .* HOST:PORT"),
-    "no seconds": (explicit(0, 1) | dict(VIT_JAX_START_TIMEOUT="soon"), "VIT_JAX_START_TIMEOUT=soon"),
+    "no port": (
+        explicit(0, 1) | dict(VIT_JAX_COORDINATOR="localhost"),
+        "VIT_JAX_COORDINATOR=localhost .* HOST:PORT",
+    ),
+    "no seconds": (
+        explicit(0, 1) | dict(VIT_JAX_START_TIMEOUT="soon"),
+        "VIT_JAX_START_TIMEOUT=soon",
+    ),
 }
 
 
@@ -159,10 +177,15 @@ def test_a_cluster_that_says_nonsense_ends_in_one_line():
 def test_those_who_wait_in_vain_say_for_whom():
     port = free_port()
     patience = dict(VIT_JAX_START_TIMEOUT="3")
-    leader, other = finish([start(explicit(0, port) | patience), start(explicit(1, free_port()) | patience)])
+    leader, other = finish(
+        [start(explicit(0, port) | patience), start(explicit(1, free_port()) | patience)]
+    )
     assert leader[0] == other[0] == 2
     assert f"not all 2 processes joined process 0 at localhost:{port} within 3 s" in leader[2][0]
-    assert "process 1 can't reach the coordinator" in other[2][0] and "Connection refused" in other[2][0]
+    assert (
+        "process 1 can't reach the coordinator" in other[2][0]
+        and "Connection refused" in other[2][0]
+    )
 
 
 @slow
@@ -184,13 +207,12 @@ def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
     assert "did not say within 9 s who leads" in processes.not_joined(9)
 
 
-# --- doing the same, and ending together ------------------------------------------------------------------------------
-
-
 def test_keys_of_the_machine_may_differ():
     assert preflight.OF_THE_MACHINE.fullmatch("data.threads")
     assert preflight.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
-    assert not preflight.OF_THE_MACHINE.fullmatch("data.name") and not preflight.OF_THE_MACHINE.fullmatch("data")
+    assert not preflight.OF_THE_MACHINE.fullmatch(
+        "data.name"
+    ) and not preflight.OF_THE_MACHINE.fullmatch("data")
 
 
 def test_differences_name_keys_and_both_values():
@@ -203,7 +225,10 @@ def test_all_refuse_when_one_does_something_else():
     port = free_port()
     found = finish([start(explicit(i, port), "differ:1") for i in range(2)])
     for code, _, errors in found:
-        assert code == 2 and "process 1 does not do what process 0 does (optim.lr: 1 -> 2)" in errors[0]
+        assert (
+            code == 2
+            and "process 1 does not do what process 0 does (optim.lr: 1 -> 2)" in errors[0]
+        )
 
 
 @slow
@@ -242,8 +267,12 @@ def test_processes_that_listen_to_each_other_all_the_time_end_in_order(what, cod
 @slow
 def test_a_process_that_does_not_come_is_not_waited_for():
     port = free_port()
-    found = finish([start(explicit(i, port, VIT_JAX_START_TIMEOUT="8"), "late:1") for i in range(2)])
-    assert found[0][0] == 2 and "process 1 of 2 did not come to the start within 8 s" in found[0][2][0]
+    found = finish(
+        [start(explicit(i, port, VIT_JAX_START_TIMEOUT="8"), "late:1") for i in range(2)]
+    )
+    assert (
+        found[0][0] == 2 and "process 1 of 2 did not come to the start within 8 s" in found[0][2][0]
+    )
     assert found[1][0] == 2
 
 
@@ -252,14 +281,19 @@ def test_of_three_the_odd_one_is_named():
     port = free_port()
     found = finish([start(explicit(i, port, count=3), "differ:0") for i in range(3)])
     for code, _, errors in found:
-        assert code == 2 and "process 0 does not do what process 1 does (optim.lr: 1 -> 2)" in errors[0]
+        assert (
+            code == 2
+            and "process 0 does not do what process 1 does (optim.lr: 1 -> 2)" in errors[0]
+        )
 
 
 @slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_job_that_stands_still_ends_and_names_who_is_behind(who):
     port = free_port()
-    found = finish([start(explicit(i, port, VIT_JAX_STALL_TIMEOUT="6"), f"stall:{who}") for i in range(2)])
+    found = finish(
+        [start(explicit(i, port, VIT_JAX_STALL_TIMEOUT="6"), f"stall:{who}") for i in range(2)]
+    )
     for code, _, errors in found:
         assert code == 1 and "the job has not moved for 6 s" in errors[0]
         assert f"process {who} stands at step 1, the others wait for it at step 3" in errors[0]
@@ -267,7 +301,9 @@ def test_a_job_that_stands_still_ends_and_names_who_is_behind(who):
 
 def test_a_wrong_stall_timeout_is_named(monkeypatch):
     monkeypatch.setenv(watchdog.STALL, "never")
-    with pytest.raises(UserError, match="VIT_JAX_STALL_TIMEOUT=never in the environment is no number of seconds"):
+    with pytest.raises(
+        UserError, match="VIT_JAX_STALL_TIMEOUT=never in the environment is no number of seconds"
+    ):
         watchdog.stall_timeout()
 
 

@@ -22,7 +22,9 @@ def test_padding_changes_nothing(count, batch_size):
     for start in range(0, count, batch_size):
         index = np.arange(start, start + batch_size)
         take = np.minimum(index, count - 1)
-        batches.append(dict(image=images[take], label=labels[take], mask=(index < count).astype(np.float32)))
+        batches.append(
+            dict(image=images[take], label=labels[take], mask=(index < count).astype(np.float32))
+        )
     step = classification.make_eval_step(apply_fn, "softmax_xent", 5)
     found = classification.evaluate(step, jnp.asarray(table), batches)
 

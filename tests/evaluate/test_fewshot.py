@@ -20,9 +20,13 @@ def test_weights_scores_and_predictions_equal_big_vision(name):
     np.testing.assert_allclose(weights, arrays["weights_f64"], atol=1e-6 * np.abs(weights).max())
     np.testing.assert_allclose(weights, arrays["weights"], atol=1e-3 * np.abs(weights).max())
     scores = fewshot.least_squares(x, y, arrays["x_test"], config["num_classes"], l2)
-    np.testing.assert_allclose(scores, arrays["scores"], atol=5e-5)  # its own float32 error is up to 1.2e-5
+    np.testing.assert_allclose(
+        scores, arrays["scores"], atol=5e-5
+    )  # its own float32 error is up to 1.2e-5
     np.testing.assert_array_equal(scores.argmax(1), arrays["preds"])
-    np.testing.assert_allclose((scores.argmax(1) == arrays["y_test"]).mean(), arrays["accuracy"], rtol=1e-6)
+    np.testing.assert_allclose(
+        (scores.argmax(1) == arrays["y_test"]).mean(), arrays["accuracy"], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rows", [6, 12])  # fewer and more than the 9 columns with the constant
@@ -57,7 +61,9 @@ def test_chosen_examples_equal_big_vision():
     cases = [name for name in arrays if name.startswith("seed")]
     assert len(cases) == 6
     for case in cases:
-        seed, shots = (int(part.removeprefix("seed").removeprefix("shots")) for part in case.split("_"))
+        seed, shots = (
+            int(part.removeprefix("seed").removeprefix("shots")) for part in case.split("_")
+        )
         found = fewshot.few_shot_indices(arrays["labels"], shots, 6, seed)
         np.testing.assert_array_equal(found, arrays[case], err_msg=case)
 

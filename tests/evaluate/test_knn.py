@@ -45,7 +45,10 @@ def test_of_equal_neighbours_the_first_is_taken_on_any_device():
 
 
 def test_votes_weigh_by_similarity():
-    similarity, label = np.array([[0.9, 0.8, 0.8], [0.9, 0.89, 0.89]]), np.array([[2, 1, 1], [2, 1, 1]])
+    similarity, label = (
+        np.array([[0.9, 0.8, 0.8], [0.9, 0.89, 0.89]]),
+        np.array([[2, 1, 1], [2, 1, 1]]),
+    )
     weights = np.exp(similarity / 0.07)
     wanted = [2 if own[0] > own[1] + own[2] else 1 for own in weights]
     np.testing.assert_array_equal(knn.vote(similarity, label, 3, 0.07), wanted)
@@ -56,7 +59,9 @@ def test_votes_weigh_by_similarity():
 def test_accuracy_is_the_share_of_test_examples():
     x = np.array([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0], [0.0, 1.0]])
     train = Features(x, np.array([0, 0, 1, 1, 1], np.int32))
-    test = Features(np.array([[2.0, 0.0], [0.0, 3.0], [3.0, 0.2], [1.0, 5.0]]), np.array([0, 1, 1, 1], np.int32))
+    test = Features(
+        np.array([[2.0, 0.0], [0.0, 3.0], [3.0, 0.2], [1.0, 5.0]]), np.array([0, 1, 1, 1], np.int32)
+    )
     settings = types.SimpleNamespace(neighbours=2, temperature=0.07)
     assert knn.evaluate(train, test, 2, settings) == dict(knn=0.75)
     with pytest.raises(UserError, match="neighbours=6 has only 5 training examples"):

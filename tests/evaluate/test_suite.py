@@ -59,7 +59,9 @@ def training(tiny, tmp_path) -> str:
 
 
 @pytest.mark.slow
-def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_device(training, tmp_path):
+def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_device(
+    training, tmp_path
+):
     assert train.main([f"--config={training}", f"--workdir={tmp_path}/run"]) == 0
     lines = metric_lines(tmp_path / "run")
     assert [line["step"] for line in lines if "eval/few/fewshot_2" in line] == [6, 12]
@@ -68,7 +70,11 @@ def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_devic
     wanted += ["val/top1", "val/loss", "val/count"]
     assert sorted(last) == sorted(f"eval/{key}" for key in wanted)
     (tmp_path / "later.py").write_text(AFTERWARDS)
-    arguments = [f"--config={tmp_path}/later.py", f"--config.init_from={tmp_path}/run", f"--json={tmp_path}/found.json"]
+    arguments = [
+        f"--config={tmp_path}/later.py",
+        f"--config.init_from={tmp_path}/run",
+        f"--json={tmp_path}/found.json",
+    ]
     assert evaluate.main(arguments) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() == last.keys()
@@ -77,10 +83,19 @@ def test_all_kinds_run_in_training_and_give_the_same_afterwards_and_on_one_devic
     one_device = dict(XLA_FLAGS="--xla_backend_optimization_level=0", PYTHONPATH=str(ROOT))
     arguments = [*arguments[:2], f"--json={tmp_path}/alone.json", "--config.data.batch_size=17"]
     command = [sys.executable, "-m", "vit_jax.evaluate", *arguments]
-    done = subprocess.run(command, env=os.environ | one_device, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | one_device, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     alone = json.loads((tmp_path / "alone.json").read_text())
-    for key in ("few/fewshot_2", "few/fewshot_5", "near/knn", "line/linear_probe", "line/l2", "val/top1"):
+    for key in (
+        "few/fewshot_2",
+        "few/fewshot_5",
+        "near/knn",
+        "line/linear_probe",
+        "line/l2",
+        "val/top1",
+    ):
         assert alone[f"eval/{key}"] == found[f"eval/{key}"], key
 
 
@@ -90,7 +105,9 @@ def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp
     mesh = meshes.make_mesh(config.mesh)
     params = model.init(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
     opened = suite.open_all(config, mesh, (), 10)
-    assert opened["few"].test is opened["near"].test and opened["few"].test is not opened["val"].test
+    assert (
+        opened["few"].test is opened["near"].test and opened["few"].test is not opened["val"].test
+    )
     with jax.set_mesh(mesh):
         steps = suite.make_steps(config, model)
         found = features.collect(steps.features, params, opened["few"].test.batches())
@@ -137,16 +154,24 @@ MISTAKES = {
     "data.rest=True, but data.subset=''": ["--config.evals.val.data.rest=True"],
     "evals.val.shots": ["--config.evals.val.shots=(5,)"],
     "evals.val.neighbours": ["--config.evals.val.neighbours=5"],
-    "has 0, which is no int from 1": ["--config.evals.val.type=fewshot", "--config.evals.val.shots=(0,)"],
+    "has 0, which is no int from 1": [
+        "--config.evals.val.type=fewshot",
+        "--config.evals.val.shots=(0,)",
+    ],
     "none of classification, fewshot": ["--config.evals.val.type=few"],
-    "neighbours=5000 has only 1077": ["--config.evals.val.type=knn", "--config.evals.val.neighbours=5000"],
+    "neighbours=5000 has only 1077": [
+        "--config.evals.val.type=knn",
+        "--config.evals.val.neighbours=5000",
+    ],
 }
 
 
 def test_features_that_are_not_finite_have_no_accuracy():
     batch = dict(x=np.array([[1.0], [np.nan]]), label=np.zeros(2, np.int32), mask=np.ones(2))
     with pytest.raises(NegativeResult, match="features of 1 of 2 images are not finite"):
-        features.collect(lambda params, batch: (batch["x"], batch["label"], batch["mask"]), None, [batch])
+        features.collect(
+            lambda params, batch: (batch["x"], batch["label"], batch["mask"]), None, [batch]
+        )
 
 
 def test_checkpoints_are_ranked_by_what_an_evaluation_measures(tiny):

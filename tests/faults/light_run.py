@@ -1,6 +1,8 @@
-"""A run as light as can be: a tiny model, trained in JAX on random numbers and saved as `vit_jax.train` saves.
+"""A run as light as can be: a tiny model, trained in JAX on random numbers and saved as
+`vit_jax.train` saves.
 
-Started with --serve it forks a run for every line of JSON on stdin, which costs a second instead of ten.
+Started with --serve it forks a run for every line of JSON on stdin, which costs a second instead of
+ten.
 """
 
 import hashlib
@@ -27,7 +29,9 @@ WIDTH = 512  # two matrices of a MiB each, and their momentum: a save takes some
 
 
 def make(mesh):
-    """(abstract state, init, update): update(state) -> (state, loss), a function of the state alone."""
+    """(abstract state, init, update): update(state) -> (state, loss), a function of the state
+    alone.
+    """
     split = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None))
     place = dict(step=sharding.replicated(mesh), w1=split, w2=split, m1=split, m2=split)
 
@@ -42,11 +46,18 @@ def make(mesh):
             return jnp.mean((jnp.tanh(x @ weights[0]) @ weights[1] - jnp.roll(x, 1, 1)) ** 2)
 
         loss, grads = jax.value_and_grad(loss_fn)((state["w1"], state["w2"]))
-        m1, m2 = (0.9 * old + grad for old, grad in zip((state["m1"], state["m2"]), grads, strict=True))
-        return dict(step=state["step"] + 1, w1=state["w1"] - m1, w2=state["w2"] - m2, m1=m1, m2=m2), loss
+        m1, m2 = (
+            0.9 * old + grad for old, grad in zip((state["m1"], state["m2"]), grads, strict=True)
+        )
+        return dict(
+            step=state["step"] + 1, w1=state["w1"] - m1, w2=state["w2"] - m2, m1=m1, m2=m2
+        ), loss
 
     shapes = jax.eval_shape(init)
-    abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place[name]) for name, x in shapes.items()}
+    abstract = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place[name])
+        for name, x in shapes.items()
+    }
     update = jax.jit(update, donate_argnums=0, out_shardings=(place, sharding.replicated(mesh)))
     return abstract, jax.jit(init, out_shardings=place), update
 
@@ -55,18 +66,26 @@ def digest(state) -> str:
     """SHA-256 of the parts of a state that this process holds."""
     held = hashlib.sha256()
     for name in sorted(state):
-        for shard in sorted(state[name].addressable_shards, key=lambda shard: shard.index and str(shard.index)):
+        for shard in sorted(
+            state[name].addressable_shards, key=lambda shard: shard.index and str(shard.index)
+        ):
             held.update(np.asarray(shard.data).tobytes())
     return held.hexdigest()
 
 
-def train(folder: pathlib.Path, steps: int, every: int, pause: float, max_failures: int = 3) -> None:
-    """Trains to `steps`, or from the newest checkpoint on; every process writes what it does to run_I.jsonl."""
+def train(
+    folder: pathlib.Path, steps: int, every: int, pause: float, max_failures: int = 3
+) -> None:
+    """Trains to `steps`, or from the newest checkpoint on; every process writes what it does to
+    run_I.jsonl.
+    """
     processes.start()
     mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
     preflight.agree(dict(steps=steps), checkpoint.absolute(folder))
     abstract, init, update = make(mesh)
-    config = ml_collections.ConfigDict(dict(keep_last=2, keep_every=0, keep_best="", max_failures=max_failures))
+    config = ml_collections.ConfigDict(
+        dict(keep_last=2, keep_every=0, keep_best="", max_failures=max_failures)
+    )
     with (
         jax.set_mesh(mesh),
         (folder / f"run_{jax.process_index()}.jsonl").open("a", buffering=1) as log,
@@ -101,11 +120,15 @@ def main(arguments: list) -> int:
     logging.getLogger("vit_jax").setLevel(logging.WARNING)
     folder, steps, every, pause, *more = arguments
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    return watchdog.run(lambda: train(pathlib.Path(folder), steps, every, pause, *more), debug=False)
+    return watchdog.run(
+        lambda: train(pathlib.Path(folder), steps, every, pause, *more), debug=False
+    )
 
 
 def serve() -> None:
-    """For every line {env, stderr, arguments} forks a run and answers with its process id, then with its exit code."""
+    """For every line {env, stderr, arguments} forks a run and answers with its process id, then
+    with its exit code.
+    """
     for line in sys.stdin:
         job = json.loads(line)
         if not (child := os.fork()):

@@ -29,7 +29,9 @@ def expect(condition, what) -> None:
 def environment(devices: int = 1) -> dict[str, str]:
     flags = f"--xla_force_host_platform_device_count={devices}"
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    return kept | dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3")
+    return kept | dict(
+        JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"
+    )
 
 
 def free_port() -> int:
@@ -48,7 +50,9 @@ class Server:
 
     def start(self, stderr: pathlib.Path, arguments: list, **variables: str) -> int:
         self.stderr, self.begun = stderr, time.monotonic()
-        self.process.stdin.write(json.dumps(dict(env=variables, stderr=str(stderr), arguments=arguments)) + "\n")
+        self.process.stdin.write(
+            json.dumps(dict(env=variables, stderr=str(stderr), arguments=arguments)) + "\n"
+        )
         self.pid = int(self.process.stdout.readline())
         return self.pid
 
@@ -58,9 +62,14 @@ class Server:
         return code, self.stderr.read_text(errors="replace")
 
     def is_running(self) -> bool:
-        """A run that has ended is a zombie until it is waited for, and its code then waits in the pipe."""
+        """A run that has ended is a zombie until it is waited for, and its code then waits in the
+        pipe.
+        """
         try:
-            return pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+            return (
+                pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                not in "ZX"
+            )
         except OSError:
             return False
 
@@ -91,7 +100,9 @@ class LightJob:
         port = free_port()
         for i in range(self.count):
             names = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
-            variables = dict(zip(names, (f"localhost:{port}", str(self.count), str(i)), strict=True))
+            variables = dict(
+                zip(names, (f"localhost:{port}", str(self.count), str(i)), strict=True)
+            )
             arguments = [str(self.folder), self.steps, self.every, self.pause, *self.more]
             stderr = self.folder / f"stderr_{i}.txt"
             server(i).start(stderr, arguments, **(variables if self.count > 1 else {}))
@@ -142,7 +153,9 @@ def error_lines(text: str) -> list[str]:
 @functools.cache
 def truth(folder: str, count: int, steps: int) -> tuple[dict[int, float], list[str]]:
     """(loss by step, final digest by process) of an undisturbed light run."""
-    job = LightJob(pathlib.Path(folder) / f"truth_{count}_{steps}", count, steps, every=steps, pause=0.0)
+    job = LightJob(
+        pathlib.Path(folder) / f"truth_{count}_{steps}", count, steps, every=steps, pause=0.0
+    )
     job.start()
     found = job.finish()
     expect(all(code == 0 for code, _ in found), found)
@@ -150,15 +163,22 @@ def truth(folder: str, count: int, steps: int) -> tuple[dict[int, float], list[s
 
 
 def check(job: LightJob, expected) -> tuple[dict[int, float], list[str]]:
-    """What a finished light run computed; every loss of a step, however often it was done, must be the expected one."""
+    """What a finished light run computed; every loss of a step, however often it was done, must be
+    the expected one.
+    """
     losses = {}
     for line in job.lines(0):
         if "step" in line:
             loss = losses.setdefault(line["step"], line["loss"])
-            expect(loss == line["loss"], f"step {line['step']} had loss {loss}, later {line['loss']}")
+            expect(
+                loss == line["loss"], f"step {line['step']} had loss {loss}, later {line['loss']}"
+            )
     ends = [job.lines(i)[-1] for i in range(job.count)]
     expect(all(end.get("last") == job.steps for end in ends), f"not at the end: {ends}")
     found = losses, [end["digest"] for end in ends]
     expect(sorted(losses) == list(range(1, job.steps + 1)), "steps are missing")
-    expect(expected is None or found == expected, "losses or the final state differ from the undisturbed run")
+    expect(
+        expected is None or found == expected,
+        "losses or the final state differ from the undisturbed run",
+    )
     return found

@@ -24,8 +24,6 @@ from vit_jax.train import experiment
 from vit_jax.train import state as states
 from vit_jax.weights.scan_layout import flatten
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
 
 def flip(chance, path: pathlib.Path, width: int) -> None:
     raw = bytearray(path.read_bytes())
@@ -47,7 +45,9 @@ def absurd(chance, path: pathlib.Path) -> None:
 DAMAGES = {
     "a bit": lambda chance, path: flip(chance, path, 1 << chance.randrange(8)),
     "a byte": lambda chance, path: flip(chance, path, 255),
-    "truncated": lambda chance, path: path.write_bytes(path.read_bytes()[: chance.randrange(path.stat().st_size or 1)]),
+    "truncated": lambda chance, path: path.write_bytes(
+        path.read_bytes()[: chance.randrange(path.stat().st_size or 1)]
+    ),
     "empty": lambda chance, path: path.write_bytes(b""),
     "missing": lambda chance, path: path.unlink(),
     "absurd": absurd,
@@ -56,7 +56,9 @@ DAMAGES = {
 
 
 def damaged_checkpoints(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
-    """Damages files of the newest of two checkpoints: either it does no harm, or the one before is used."""
+    """Damages files of the newest of two checkpoints: either it does no harm, or the one before is
+    used.
+    """
     (folder / "tiny.py").write_text(TINY)
     small = [f"--config={folder}/tiny.py", f"--workdir={folder}/good", "--config.evals.val.every=0"]
     expect(train.main([*small, "--config.total_steps=8"]) == 0, "the run fails")
@@ -78,10 +80,15 @@ def damaged_checkpoints(chance: random.Random, folder: pathlib.Path, count: int)
         is_there = (bad / "8").is_dir()
         try:
             params = flatten(checkpoint.read_params(bad / "8"))
-            wrong = [key for key in params if not np.array_equal(params[key], saved[8][f"params/{key}"])]
+            wrong = [
+                key for key in params if not np.array_equal(params[key], saved[8][f"params/{key}"])
+            ]
             expect(not wrong, f"{name}: {wrong} were read, and are wrong")
         except UserError as error:
-            expect(len(str(error).splitlines()) == 1 and "can't be used" in str(error), f"{name}: {error}")
+            expect(
+                len(str(error).splitlines()) == 1 and "can't be used" in str(error),
+                f"{name}: {error}",
+            )
         with Checkpointer(bad, config) as checkpointer:
             step, state = checkpointer.restore(lambda meta: layout)
         found = flatten(jax.device_get(state))
@@ -96,7 +103,9 @@ def read(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     """A sound state by names of leaves, read without our code."""
     import orbax.checkpoint as ocp
 
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the topology, which is the same
+    with warnings.catch_warnings(
+        action="ignore", category=UserWarning
+    ):  # of the topology, which is the same
         tree = ocp.PyTreeCheckpointer().restore(folder / str(step) / "state")
     return {key: np.asarray(value) for key, value in flatten(tree).items()}
 
@@ -109,15 +118,16 @@ def layout_of(tiny: str) -> dict:
     return states.as_dict(states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh)))
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
 def photo(chance, mode: str = "RGB", size=(40, 30)) -> Image.Image:
     """A smooth picture with some grain."""
     rng = np.random.default_rng(chance.randrange(2**32))
-    small = Image.fromarray(rng.integers(0, 255, (6, 8, 3), np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    small = Image.fromarray(rng.integers(0, 255, (6, 8, 3), np.uint8)).resize(
+        size, Image.Resampling.BICUBIC
+    )
     grain = rng.integers(-9, 9, (size[1], size[0], 3))
-    return Image.fromarray(np.clip(np.asarray(small) + grain, 0, 255).astype(np.uint8)).convert(mode)
+    return Image.fromarray(np.clip(np.asarray(small) + grain, 0, 255).astype(np.uint8)).convert(
+        mode
+    )
 
 
 def encoded(image: Image.Image, form: str, **options) -> bytes:
@@ -143,7 +153,9 @@ def bomb(chance) -> bytes:
 
 
 def deep(chance) -> bytes:
-    gray = np.random.default_rng(chance.randrange(99)).integers(0, 65535, (30, 40)).astype(np.uint16)
+    gray = (
+        np.random.default_rng(chance.randrange(99)).integers(0, 65535, (30, 40)).astype(np.uint16)
+    )
     return encoded(Image.fromarray(gray), "PNG")
 
 
@@ -162,8 +174,16 @@ def animated(chance) -> bytes:
 KINDS = {
     "cut JPEG": ("jpg", lambda chance: cut(chance, encoded(photo(chance), "JPEG")), False),
     "cut PNG": ("png", lambda chance: cut(chance, encoded(photo(chance), "PNG")), False),
-    "overwritten JPEG": ("jpg", lambda chance: overwritten(chance, encoded(photo(chance), "JPEG")), None),
-    "overwritten PNG": ("png", lambda chance: overwritten(chance, encoded(photo(chance), "PNG")), None),
+    "overwritten JPEG": (
+        "jpg",
+        lambda chance: overwritten(chance, encoded(photo(chance), "JPEG")),
+        None,
+    ),
+    "overwritten PNG": (
+        "png",
+        lambda chance: overwritten(chance, encoded(photo(chance), "PNG")),
+        None,
+    ),
     "empty": ("jpg", lambda chance: b"", False),
     "noise": ("jpg", lambda chance: chance.randbytes(900), False),
     "a text": ("png", lambda chance: b"<html>404 Not Found</html>" * chance.randrange(1, 9), False),
@@ -189,14 +209,18 @@ def pixels_of(root: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[int, str]
     host = pipeline.eval_pipeline(data, source, rows, 50, 16, "skip")
     found = {}
     for batch in host.batches():
-        for index, image, mask in zip(batch["id"].tolist(), batch["image"], batch["mask"], strict=True):
+        for index, image, mask in zip(
+            batch["id"].tolist(), batch["image"], batch["mask"], strict=True
+        ):
             if mask:
                 found[source.describe(index)] = image
     return found, {source.describe(index): why for index, why in host.bad.items()}
 
 
 def damaged_images(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
-    """Damaged and unusual images among sound ones: those that are none are skipped and named, no other one moves."""
+    """Damaged and unusual images among sound ones: those that are none are skipped and named, no
+    other one moves.
+    """
     root, kinds = folder / "data/train", {}
     sound = max(20, count // 5)
     for number in range(sound):
@@ -208,20 +232,31 @@ def damaged_images(chance: random.Random, folder: pathlib.Path, count: int) -> d
     for number in range(count):
         kind = list(KINDS)[number % len(KINDS)]
         ending, make, _ = KINDS[kind]
-        path = root / chance.choice(("cat", "dog")) / f"{chance.randrange(10**6):06}_{number}.{ending}"
+        path = (
+            root / chance.choice(("cat", "dog")) / f"{chance.randrange(10**6):06}_{number}.{ending}"
+        )
         path.write_bytes(make(chance))
         kinds[str(path)] = kind
     after, bad = pixels_of(root.parent)
     expect(len(after) + len(bad) == sound + count, "images are missing")
-    expect(all(np.array_equal(after[path], image) for path, image in before.items()), "sound images changed")
+    expect(
+        all(np.array_equal(after[path], image) for path, image in before.items()),
+        "sound images changed",
+    )
     for path, kind in kinds.items():
         usable = KINDS[kind][2]
-        expect(usable is None or usable == (path in after), f"{kind}: {path} is {bad.get(path, 'used')}")
+        expect(
+            usable is None or usable == (path in after),
+            f"{kind}: {path} is {bad.get(path, 'used')}",
+        )
         if path in after and usable:
             with Image.open(path) as image:
                 wanted = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
             wanted = np.asarray(wanted, np.float32)
             off = np.abs(np.asarray(after[path], np.float32) - wanted).mean()
-            expect(kind == "16-bit" or off < 40, f"{kind}: {path} is off by {off:.0f} levels on average")
+            expect(
+                kind == "16-bit" or off < 40,
+                f"{kind}: {path} is off by {off:.0f} levels on average",
+            )
         expect(path in after or len(bad[path].splitlines()) <= 1, bad.get(path))
     return dict(tried=count, used=len(after) - sound, skipped=len(bad))

@@ -1,4 +1,6 @@
-"""Generated mistakes in configs and on command lines: each ends in one line and exit code 2, and starts nothing."""
+"""Generated mistakes in configs and on command lines: each ends in one line and exit code 2, and
+starts nothing.
+"""
 
 import contextlib
 import io
@@ -21,7 +23,10 @@ def called(key: str) -> str:
 
 def word(chance) -> str:
     return (
-        "".join(chance.choice(string.ascii_lowercase + "._-/ ") for _ in range(chance.randrange(1, 12))).strip() or "x"
+        "".join(
+            chance.choice(string.ascii_lowercase + "._-/ ") for _ in range(chance.randrange(1, 12))
+        ).strip()
+        or "x"
     )
 
 
@@ -43,7 +48,9 @@ def wrong_type(chance, known) -> list[str]:
 def out_of_range(chance, known) -> list[str]:
     key = chance.choice([key for key in RANGES if key not in PAIRS])
     low, high = RANGES[key]
-    off = chance.choice((low - 1, low - 10**6, high + 1 if isinstance(high, int) else high + 0.5, high * 10 + 1))
+    off = chance.choice(
+        (low - 1, low - 10**6, high + 1 if isinstance(high, int) else high + 0.5, high * 10 + 1)
+    )
     return [f"--config.{called(key)}={off}"]
 
 
@@ -55,12 +62,18 @@ def no_choice(chance, known) -> list[str]:
 def misspelt(chance, known) -> list[str]:
     key = called(chance.choice(list(known)))
     at = chance.randrange(len(key))
-    return [f"--config.{key[:at]}{chance.choice('qxz')}{key[at + 1 :]}={known[chance.choice(list(known))]}"]
+    return [
+        f"--config.{key[:at]}{chance.choice('qxz')}{key[at + 1 :]}={known[chance.choice(list(known))]}"
+    ]
 
 
 def other_branch(chance, known) -> list[str]:
     key = chance.choice(
-        [key for key, (selector, allowed) in BRANCHES.items() if selector in CHOICES and key not in PAIRS]
+        [
+            key
+            for key, (selector, allowed) in BRANCHES.items()
+            if selector in CHOICES and key not in PAIRS
+        ]
     )
     selector, allowed = BRANCHES[key]
     other = chance.choice([value for value in CHOICES[selector] if value not in allowed])
@@ -70,7 +83,16 @@ def other_branch(chance, known) -> list[str]:
 
 def bad_argument(chance, known) -> list[str]:
     return [
-        chance.choice((f"--{word(chance)}", word(chance), "--config.", "--config", "--=", f"--dry_run={word(chance)}"))
+        chance.choice(
+            (
+                f"--{word(chance)}",
+                word(chance),
+                "--config.",
+                "--config",
+                "--=",
+                f"--dry_run={word(chance)}",
+            )
+        )
     ]
 
 
@@ -114,7 +136,15 @@ def broken_file(chance, folder: pathlib.Path) -> str:
     return str(path)
 
 
-MISTAKES = (wrong_type, out_of_range, no_choice, misspelt, other_branch, bad_argument, contradiction)
+MISTAKES = (
+    wrong_type,
+    out_of_range,
+    no_choice,
+    misspelt,
+    other_branch,
+    bad_argument,
+    contradiction,
+)
 
 
 def bad_input(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
@@ -126,7 +156,9 @@ def bad_input(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
         file = folder / "tiny.py" if make else broken_file(chance, folder)
         mistake = make(chance, known) if make else []
         workdir = folder / f"run_{number}"
-        command, more = chance.choice(((train, [f"--workdir={workdir}"]), (train, ["--dry_run"]), (evaluate, [])))
+        command, more = chance.choice(
+            ((train, [f"--workdir={workdir}"]), (train, ["--dry_run"]), (evaluate, []))
+        )
         if make in (contradiction, None):
             command, more = train, [f"--workdir={workdir}"]
         arguments = [f"--config={file}", *more, *mistake]
@@ -138,6 +170,9 @@ def bad_input(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
                 code = stop.code
         said = [line for line in err.getvalue().splitlines() if line.startswith("error: ")]
         expect(code == 2 and len(said) == 1, f"{arguments}: exit {code}, {err.getvalue()[-600:]}")
-        expect(len(said[0]) < 2000 and "Traceback" not in err.getvalue(), f"{arguments}: {err.getvalue()[-600:]}")
+        expect(
+            len(said[0]) < 2000 and "Traceback" not in err.getvalue(),
+            f"{arguments}: {err.getvalue()[-600:]}",
+        )
         expect(not (workdir / "config.json").exists(), f"{arguments}: the run was begun")
     return dict(tried=count)

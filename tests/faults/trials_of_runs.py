@@ -1,4 +1,6 @@
-"""Kills, SIGTERM, dead peers, full disks and lost stores: after each, the run must be as if nothing had happened."""
+"""Kills, SIGTERM, dead peers, full disks and lost stores: after each, the run must be as if nothing
+had happened.
+"""
 
 import json
 import os
@@ -13,16 +15,30 @@ import sys
 import time
 
 from conftest import TINY, metric_lines
-from processes_at_hand import HANG_S, LIGHT, ROOT, LightJob, check, environment, error_lines, expect, server, truth
+from processes_at_hand import (
+    HANG_S,
+    LIGHT,
+    ROOT,
+    LightJob,
+    check,
+    environment,
+    error_lines,
+    expect,
+    server,
+    truth,
+)
 from test_train import final_params, same_bits
-
-# --- a light run ------------------------------------------------------------------------------------------------------
 
 
 def expect_start(job: LightJob, committed: list[int], text: str) -> None:
-    """The run that was just started must go on from the newest committed step, with the bits that were saved."""
+    """The run that was just started must go on from the newest committed step, with the bits that
+    were saved.
+    """
     begin = job.since_start()[0]
-    expect(begin["first"] == (committed or [0])[-1], f"{committed} are committed, but it starts from {begin['first']}")
+    expect(
+        begin["first"] == (committed or [0])[-1],
+        f"{committed} are committed, but it starts from {begin['first']}",
+    )
     expect("can't be used" not in text, text)
 
 
@@ -71,7 +87,10 @@ def preemptions(chance: random.Random, folder: pathlib.Path, count: int, process
         longest = max(longest, time.monotonic() - begun)
         expect([code for code, _ in found] == [75] * processes, found)
         ends = {job.lines(i)[-1]["last"] for i in range(processes)}
-        expect(len(ends) == 1 and job.committed()[-1] in ends, f"stopped at {ends}, saved {job.committed()}")
+        expect(
+            len(ends) == 1 and job.committed()[-1] in ends,
+            f"stopped at {ends}, saved {job.committed()}",
+        )
         lost = max(lost, seen - job.committed()[-1])
         expect(lost <= 1, f"step {seen} was done, and {job.committed()} saved")
     job.start()
@@ -81,7 +100,9 @@ def preemptions(chance: random.Random, folder: pathlib.Path, count: int, process
 
 
 def killed_peers(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """A process is killed, without a launcher: the others end within a minute, and all go on from what is saved."""
+    """A process is killed, without a launcher: the others end within a minute, and all go on from
+    what is saved.
+    """
     job = LightJob(folder / "run", processes, steps=30 * count + 30)
     expected, longest = truth(str(folder.parent), processes, job.steps), 0
     for _ in range(count):
@@ -94,7 +115,9 @@ def killed_peers(chance: random.Random, folder: pathlib.Path, count: int, proces
         for i, (code, text) in enumerate(found):
             expect(code == -signal.SIGKILL if i == victim else code != 0, (i, code, text[-500:]))
             if i != victim and victim != 0:  # without process 0 nothing of ours runs any more
-                said = " ".join(error_lines(text)) or re.sub(r".*sending heartbeats.*\n", "process ", text)  # of JAX
+                said = " ".join(error_lines(text)) or re.sub(
+                    r".*sending heartbeats.*\n", "process ", text
+                )  # of JAX
                 expect(f"process {victim}" in said and "Traceback" not in text, (i, text[:3000]))
         committed = job.committed()
     job.start()
@@ -110,7 +133,14 @@ def launched_peers(chance: random.Random, folder: pathlib.Path, count: int, proc
     job, longest = LightJob(folder / "run", processes, steps=30 * count + 60), 0
     expected = truth(str(folder.parent), processes, job.steps)
     arguments = json.dumps([str(job.folder), job.steps, job.every, job.pause])
-    command = [sys.executable, "-m", "launch.local", f"--num_processes={processes}", "--devices=1", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.local",
+        f"--num_processes={processes}",
+        "--devices=1",
+        "--",
+    ]
     command += [sys.executable, str(LIGHT), arguments]
     for number in range(count + 1):
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -120,20 +150,29 @@ def launched_peers(chance: random.Random, folder: pathlib.Path, count: int, proc
             while len(job.lines(0)) < before + chance.randrange(8, 20) and launcher.poll() is None:
                 expect(time.monotonic() - begun < HANG_S, "hung at the start")
                 time.sleep(0.005)
-            below = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+            below = (
+                pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+                .read_text()
+                .split()
+            )
             begun = time.monotonic()
             os.kill(int(chance.choice(below)), signal.SIGKILL)
         out, _ = launcher.communicate(timeout=HANG_S)
         if number < count:
             longest = max(longest, time.monotonic() - begun)
-            expect(launcher.returncode not in (0, 75) and "ended first, with exit code 137" in out, out[-900:])
+            expect(
+                launcher.returncode not in (0, 75) and "ended first, with exit code 137" in out,
+                out[-900:],
+            )
     expect(launcher.returncode == 0, out[-900:])
     check(job, expected)
     return dict(tried=count, longest_s=longest)
 
 
 def full_disks(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """For a while no file of one process may be larger than some KiB, as where its disk is full: training goes on."""
+    """For a while no file of one process may be larger than some KiB, as where its disk is full:
+    training goes on.
+    """
     failures = 0
     for number in range(count):
         job = LightJob(folder / f"run_{number}", processes, 150, pause=0.01, more=(1000,))
@@ -161,7 +200,9 @@ def lost_stores(chance: random.Random, folder: pathlib.Path, count: int) -> dict
     failures = 0
     for number in range(count):
         for_ever = number % 2 == 1
-        job = LightJob(folder / f"run_{number}", steps=150, pause=0.01, more=(3 if for_ever else 1000,))
+        job = LightJob(
+            folder / f"run_{number}", steps=150, pause=0.01, more=(3 if for_ever else 1000,)
+        )
         job.start()
         job.wait_for_steps(chance.randrange(8, 40))
         home, away = job.folder / "checkpoints", job.folder / "away"
@@ -174,7 +215,10 @@ def lost_stores(chance: random.Random, folder: pathlib.Path, count: int) -> dict
         ((code, text),) = job.finish()
         expect("Traceback" not in text, text[-900:])
         if for_ever:
-            expect(code == 2 and len(error_lines(text)) == 1 and "3 in a row" in error_lines(text)[0], (code, text))
+            expect(
+                code == 2 and len(error_lines(text)) == 1 and "3 in a row" in error_lines(text)[0],
+                (code, text),
+            )
             home.unlink()
             away.rename(home)
             failures += 3
@@ -190,21 +234,32 @@ def lost_stores(chance: random.Random, folder: pathlib.Path, count: int) -> dict
     return dict(tried=count, failed_saves=failures)
 
 
-# --- the whole command ------------------------------------------------------------------------------------------------
-
 WHOLE = ["--config.total_steps=240", "--config.checkpoint.every=6", "--config.evals.val.every=0"]
 
 
 def whole_command(folder: pathlib.Path, workdir: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "vit_jax.train", f"--config={folder}/tiny.py", f"--workdir={folder}/{workdir}"]
-    return subprocess.Popen([*command, *WHOLE], env=environment(), stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "vit_jax.train",
+        f"--config={folder}/tiny.py",
+        f"--workdir={folder}/{workdir}",
+    ]
+    return subprocess.Popen(
+        [*command, *WHOLE], env=environment(), stderr=subprocess.PIPE, text=True
+    )
 
 
 def whole_kills(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
-    """Kills `vit_jax.train`, every other time inside a save; curve and parameters are those of an undisturbed run."""
+    """Kills `vit_jax.train`, every other time inside a save; curve and parameters are those of an
+    undisturbed run.
+    """
     (folder / "tiny.py").write_text(TINY)
     straight = whole_command(folder, "straight")
-    expect(straight.communicate(timeout=HANG_S) and straight.returncode == 0, "the undisturbed run fails")
+    expect(
+        straight.communicate(timeout=HANG_S) and straight.returncode == 0,
+        "the undisturbed run fails",
+    )
     workdir, done, hits = folder / "run", 0, 0
     path = workdir / "metrics.jsonl"
     while True:
@@ -213,22 +268,31 @@ def whole_kills(chance: random.Random, folder: pathlib.Path, count: int) -> dict
         first, begun = (saved or [0])[-1], time.monotonic()
         if done < count:
             goal = first + chance.randrange(1, 12)
-            while job.poll() is None and not (path.exists() and f'"step": {goal},' in path.read_text()):
+            while job.poll() is None and not (
+                path.exists() and f'"step": {goal},' in path.read_text()
+            ):
                 expect(time.monotonic() - begun < HANG_S, "hung")
                 time.sleep(0.01)
-            while done % 2 and job.poll() is None and not any((workdir / "checkpoints").glob("*tmp*")):
+            while (
+                done % 2 and job.poll() is None and not any((workdir / "checkpoints").glob("*tmp*"))
+            ):
                 time.sleep(0.001)
             time.sleep(chance.uniform(0, 0.02))
             job.kill()
         _, err = job.communicate(timeout=HANG_S)
-        expect(f"training from step {first}" in err or (first == 0 and done < count), (first, err[-600:]))
+        expect(
+            f"training from step {first}" in err or (first == 0 and done < count),
+            (first, err[-600:]),
+        )
         if done == count:
             break
         hits += any((workdir / "checkpoints").glob("*tmp*"))
         done += 1
     expect(job.returncode == 0, err[-600:])
     for key in ("step", "train/loss", "train/grad_norm", "train/lr"):
-        one, two = ([line[key] for line in metric_lines(folder / name)] for name in ("straight", "run"))
+        one, two = (
+            [line[key] for line in metric_lines(folder / name)] for name in ("straight", "run")
+        )
         expect(one == two, f"{key} differs from the undisturbed run")
     expect(same_bits(final_params(folder / "straight"), final_params(workdir)), "parameters differ")
     return dict(tried=count, inside_a_save=hits)

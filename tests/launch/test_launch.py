@@ -1,4 +1,6 @@
-"""launch/ without a cloud: manifests against schemas, and a gcloud, srun and ssh that this file stands in for."""
+"""launch/ without a cloud: manifests against schemas, and a gcloud, srun and ssh that this file
+stands in for.
+"""
 
 import json
 import os
@@ -19,15 +21,48 @@ from conftest import ROOT
 from launch import gke, tpu_pod, tpu_vm
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-HARD = ["it's", 'a "b"', "$HOME `id` \\", "", "*", "é  ;&|", "-- x", "1e-4"]  # words that a shell or YAML would change
+HARD = [
+    "it's",
+    'a "b"',
+    "$HOME `id` \\",
+    "",
+    "*",
+    "é  ;&|",
+    "-- x",
+    "1e-4",
+]  # words that a shell or YAML would change
 
 PLACE = ["--zone=us-west4-a", "--project=example.com:my-project"]
-TRAIN = ["python", "-m", "vit_jax.train", "--config=configs/pretrain.py:L/16,imagenet21k", "--workdir=gs://BUCKET/l16"]
+TRAIN = [
+    "python",
+    "-m",
+    "vit_jax.train",
+    "--config=configs/pretrain.py:L/16,imagenet21k",
+    "--workdir=gs://BUCKET/l16",
+]
 POD = ["--name=l16", *PLACE, "--accelerator=v5litepod-256"]
 DRY_RUNS = {
     "tpu_vm_one_slice": ["up", *POD, "--dry_run", "--", *TRAIN],
-    "tpu_vm_slices": ["up", *POD, "--num_slices=2", "--create_args=--network='my net'", "--dry_run", "--", *TRAIN],
-    "tpu_vm_spot": ["up", "--name=s16", *PLACE, "--accelerator=v6e-8", "--spot", "--keep", "--dry_run", "--", *HARD],
+    "tpu_vm_slices": [
+        "up",
+        *POD,
+        "--num_slices=2",
+        "--create_args=--network='my net'",
+        "--dry_run",
+        "--",
+        *TRAIN,
+    ],
+    "tpu_vm_spot": [
+        "up",
+        "--name=s16",
+        *PLACE,
+        "--accelerator=v6e-8",
+        "--spot",
+        "--keep",
+        "--dry_run",
+        "--",
+        *HARD,
+    ],
     **{
         f"tpu_vm_{action}": [action, *POD, "--num_slices=2", "--dry_run"]
         for action in ("create", "setup", "status", "stop", "delete")
@@ -52,7 +87,9 @@ def printed(main, arguments: list[str], capsys) -> str:
 def shellcheck(text: str, *ignored: str) -> None:
     program = pathlib.Path(sys.executable).parent / "shellcheck"
     options = ["--shell=bash", f"--exclude={','.join(ignored)}", "-"]
-    done = subprocess.run([program, *options], input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *options], input=text, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -60,7 +97,9 @@ def shellcheck(text: str, *ignored: str) -> None:
 def test_dry_runs(name, capsys):
     text = printed(tpu_vm.main, DRY_RUNS[name], capsys)
     assert text == (GOLDEN / f"{name}.txt").read_text()
-    shellcheck(text, "SC2016", "SC1003")  # which suspect what quotes are there for: $ and ' in the user's words
+    shellcheck(
+        text, "SC2016", "SC1003"
+    )  # which suspect what quotes are there for: $ and ' in the user's words
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -70,14 +109,18 @@ def test_manifests(name, capsys):
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifests_follow_the_schemas(name):
-    """That of the JobSet is ours (kubernetes-sigs/jobset has the fields), that of the Job inside is Kubernetes'."""
+    """That of the JobSet is ours (kubernetes-sigs/jobset has the fields), that of the Job inside is
+    Kubernetes'.
+    """
     manifest = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
     schema = json.loads((GOLDEN / "jobset.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(manifest, schema)
     (job,) = manifest["spec"]["replicatedJobs"]
     meta = dict(apiVersion="batch/v1", kind="Job", metadata=dict(name="x"))
-    kubernetes_validate.validate(meta | job["template"], kubernetes_validate.latest_version(), strict=True)
+    kubernetes_validate.validate(
+        meta | job["template"], kubernetes_validate.latest_version(), strict=True
+    )
     manifest["spec"]["replicas"] = 1
     with pytest.raises(jsonschema.ValidationError, match="replicas"):
         jsonschema.validate(manifest, schema)
@@ -87,7 +130,9 @@ def test_a_manifest_carries_every_word_to_the_process():
     manifest = yaml.safe_load((GOLDEN / "gke_slices.yaml").read_text())
     spec = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     words = spec["template"]["spec"]["containers"][0]["command"]
-    assert [word.replace("$$", "$") for word in words] == HARD and not re.search(r"(?<!\$)\$(\$\$)*\(", "".join(words))
+    assert [word.replace("$$", "$") for word in words] == HARD and not re.search(
+        r"(?<!\$)\$(\$\$)*\(", "".join(words)
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,38 +153,70 @@ def test_slices(topology, hosts, chips, machine):
 
 IMAGE = ["--name=l16", "--image=IMAGE"]
 BAD = [
-    (gke.main, [*IMAGE, "--topology=v9:2x2", "--", "x"], "v9:2x2: the TPU is none of v4, v5e, v5p, v6e"),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v9:2x2", "--", "x"],
+        "v9:2x2: the TPU is none of v4, v5e, v5p, v6e",
+    ),
     (gke.main, [*IMAGE, "--topology=v5e:3x3", "--", "x"], "no slice of v5e has the shape '3x3'"),
     (gke.main, [*IMAGE, "--topology=v4:8x4x4", "--", "x"], "A <= B <= C"),
     (gke.main, [*IMAGE, "--topology=v5p:16x16x32", "--", "x"], "up to 6144 chips"),
     (gke.main, [*IMAGE, "--topology=v6e:0x4", "--", "x"], "no slice of v6e"),
     (gke.main, [*IMAGE, "--topology=v4:0x0x0", "--", "x"], "no slice of v4"),
-    (gke.main, [*IMAGE, "--topology=v5e:2x2", "--num_slices=2", "--", "x"], "GKE joins only slices of several"),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v5e:2x2", "--num_slices=2", "--", "x"],
+        "GKE joins only slices of several",
+    ),
     (gke.main, [*IMAGE, "--topology=v5e:4x4", "--num_slices=0", "--", "x"], "give a number from 1"),
     (gke.main, [*IMAGE, "--topology=v5e:4x4"], "no command"),
-    (gke.main, ["--name=L_16", "--image=IMAGE", "--topology=v5e:4x4", "--", "x"], "--name=L_16: choose"),
+    (
+        gke.main,
+        ["--name=L_16", "--image=IMAGE", "--topology=v5e:4x4", "--", "x"],
+        "--name=L_16: choose",
+    ),
     (gke.main, ["--name=l16"], "the following arguments are required: --image, --topology"),
     (tpu_vm.main, ["fly", *POD], "invalid choice: 'fly'"),
     (tpu_vm.main, ["run", *POD], "run takes a command behind --"),
     (tpu_vm.main, ["stop", *POD, "--", "x"], "stop takes no command"),
     (tpu_vm.main, ["status", "--name=Vit 1", *PLACE], "--name=Vit 1: choose"),
-    (tpu_vm.main, ["status", "--name=l16", "--zone=us-west4", "--project=p"], "--zone=us-west4 is no zone"),
+    (
+        tpu_vm.main,
+        ["status", "--name=l16", "--zone=us-west4", "--project=p"],
+        "--zone=us-west4 is no zone",
+    ),
     (tpu_vm.main, ["status", *POD, "--num_slices=0"], "give a number from 1"),
-    (tpu_vm.main, ["create", "--name=l16", *PLACE, "--dry_run"], "--accelerator=None: give one of v2-N"),
-    (tpu_vm.main, ["create", "--name=l16", *PLACE, "--accelerator=tpu7x-8"], "newer TPUs: launch.gke"),
+    (
+        tpu_vm.main,
+        ["create", "--name=l16", *PLACE, "--dry_run"],
+        "--accelerator=None: give one of v2-N",
+    ),
+    (
+        tpu_vm.main,
+        ["create", "--name=l16", *PLACE, "--accelerator=tpu7x-8"],
+        "newer TPUs: launch.gke",
+    ),
     (tpu_vm.main, ["create", *POD, "--create_args='"], "--create_args: invalid"),
     (tpu_vm.main, ["up", *POD, "--", "python", "--workdir=run"], "--workdir=run would be lost"),
 ]
 
 
-@pytest.mark.parametrize(("main", "arguments", "message"), BAD, ids=[message for *_, message in BAD])
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"), BAD, ids=[message for *_, message in BAD]
+)
 def test_bad_arguments(main, arguments, message, cloud, capsys):
     try:
         code = main(arguments)
     except SystemExit as end:
         code = end.code
     out, err = capsys.readouterr()
-    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ") and message in err
+    assert (
+        code == 2
+        and out == ""
+        and err.count("\n") == 1
+        and err.startswith("error: ")
+        and message in err
+    )
     assert cloud.calls() == []
 
 
@@ -150,8 +227,9 @@ def test_scripts_and_what_is_sent_to_workers():
     shellcheck(tpu_pod.UNPACK)
 
 
-# What gcloud would do: a folder is the home of the (only) worker of a node, and ssh is bash with that home. The states
-# of the queued resource are a list, of which `describe` takes the next until the last one remains.
+# What gcloud would do: a folder is the home of the (only) worker of a node, and ssh is bash with
+# that home. The states of the queued resource are a list, of which `describe` takes the next until
+# the last one remains.
 GCLOUD = """#!{python} -IS
 import json, os, pathlib, shutil, signal, subprocess, sys
 root = pathlib.Path("{root}")
@@ -204,13 +282,17 @@ class Cloud:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def verbs(self) -> list[str]:
-        """Calls without the questions, each one for all slices: `ssh` by what it makes the worker do."""
+        """Calls without the questions, each one for all slices: `ssh` by what it makes the worker
+        do.
+        """
         names = [re.sub(r".*worker.sh (\w+).*", r"\1", call[-3], flags=re.S) if call[4] == "ssh" else call[4]
                  for call in self.calls()]  # fmt: skip
         return [name for name in names if name not in ("describe", "status")]
 
     def job(self, *steps: str) -> list[str]:
-        """A command that writes its words down and does the next of `steps` each time that it is started."""
+        """A command that writes its words down and does the next of `steps` each time that it is
+        started.
+        """
         (self.root / "steps").write_text("\n".join(steps) + "\n")
         script = f"""
         printf '%s\\n' "$@" > {self.root}/words; echo "a line of the log"
@@ -225,7 +307,9 @@ def cloud(tmp_path, monkeypatch):
     for folder in ("bin", "code/launch"):
         (tmp_path / folder).mkdir(parents=True)
     cloud.program("gcloud", GCLOUD.format(python=sys.executable, root=tmp_path))
-    cloud.program("python3", "#!/bin/bash\nmkdir -p .venv/bin && ln -sf /bin/true .venv/bin/python\n")
+    cloud.program(
+        "python3", "#!/bin/bash\nmkdir -p .venv/bin && ln -sf /bin/true .venv/bin/python\n"
+    )
     cloud.program("sudo", "#!/bin/bash\ncat > /dev/null\n")
     shutil.copy(ROOT / "launch/worker.sh", tmp_path / "code/launch")
     (tmp_path / "code/.gitignore").write_text("ignored\n")
@@ -247,14 +331,36 @@ def test_up_survives_preemption_until_the_command_is_done(cloud, tmp_path, capfd
     gone = f"echo SUSPENDING SUSPENDED > {tmp_path}/states; exec sleep 60"
     command = cloud.job("exit 75", gone, "exit 134", "exit 0")
     assert tpu_vm.main(["up", *SMALL, "--", *command]) == 0
-    assert cloud.verbs() == [*START, "scp", "setup", "run", "delete", *START, "scp", "setup", "run", "delete"]
-    assert (tmp_path / "words").read_text().splitlines() == HARD and not (tmp_path / "pods").exists()
+    assert cloud.verbs() == [
+        *START,
+        "scp",
+        "setup",
+        "run",
+        "delete",
+        *START,
+        "scp",
+        "setup",
+        "run",
+        "delete",
+    ]
+    assert (tmp_path / "words").read_text().splitlines() == HARD and not (
+        tmp_path / "pods"
+    ).exists()
     err = capfd.readouterr().err
-    assert "is PROVISIONING" in err and "was preempted: it is SUSPENDING" in err and "ended with exit 134" in err
+    assert (
+        "is PROVISIONING" in err
+        and "was preempted: it is SUSPENDING" in err
+        and "ended with exit 134" in err
+    )
 
 
 def test_up_of_two_slices(cloud, tmp_path):
-    assert tpu_vm.main(["up", *SMALL, "--num_slices=2", "--keep", "--", *cloud.job("exit 0", "exit 0")]) == 0
+    assert (
+        tpu_vm.main(
+            ["up", *SMALL, "--num_slices=2", "--keep", "--", *cloud.job("exit 0", "exit 0")]
+        )
+        == 0
+    )
     verbs = cloud.verbs()
     assert verbs == ["create", *["scp"] * 2, *["setup"] * 2, *["run"] * 2]
     assert (tmp_path / "pods").exists()
@@ -262,7 +368,10 @@ def test_up_of_two_slices(cloud, tmp_path):
 
 @pytest.mark.parametrize(("step", "code"), [("exit 1", 1), ("exit 2", 2), ("exec /nowhere", 2)])
 def test_up_stops_where_the_same_would_come_again(step, code, cloud, tmp_path, capfd):
-    assert tpu_vm.main(["up", *SMALL, "--", *cloud.job(f"echo 'error: no such config'; {step}")]) == code
+    assert (
+        tpu_vm.main(["up", *SMALL, "--", *cloud.job(f"echo 'error: no such config'; {step}")])
+        == code
+    )
     assert cloud.verbs() == START
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("error: exit ") and "mend it and run again" in last
@@ -272,7 +381,10 @@ def test_up_stops_where_the_same_would_come_again(step, code, cloud, tmp_path, c
 def test_up_gives_up_on_a_crash_that_comes_again(cloud, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tpu_vm, "MAX_FAILURES", 2)
     assert tpu_vm.main(["up", *SMALL, "--", *cloud.job("exit 139", "exit 139")]) == 1
-    assert "2 failures in a row" in capfd.readouterr().err.splitlines()[-1] and "delete" not in cloud.verbs()
+    assert (
+        "2 failures in a row" in capfd.readouterr().err.splitlines()[-1]
+        and "delete" not in cloud.verbs()
+    )
 
 
 def test_up_gives_up_on_a_request_that_fails(cloud, tmp_path, capfd, monkeypatch):
@@ -317,9 +429,14 @@ def test_the_logs_and_a_cloud_that_refuses(cloud, tmp_path, capfd):
     assert tpu_vm.main(["create", *SMALL]) == tpu_vm.main(["setup", *SMALL]) == 0
     assert tpu_vm.main(["logs", *SMALL]) == 0
     assert capfd.readouterr().out.endswith(": a line\n")
-    cloud.program("gcloud", "#!/bin/bash\necho 'ERROR: you have no account\nRun: gcloud auth login' >&2; exit 1\n")
+    cloud.program(
+        "gcloud",
+        "#!/bin/bash\necho 'ERROR: you have no account\nRun: gcloud auth login' >&2; exit 1\n",
+    )
     assert tpu_vm.main(["status", *SMALL]) == 1
-    assert capfd.readouterr().err.endswith("ERROR: you have no account Run: gcloud auth login: mend it and try again\n")
+    assert capfd.readouterr().err.endswith(
+        "ERROR: you have no account Run: gcloud auth login: mend it and try again\n"
+    )
 
 
 def test_without_gcloud(monkeypatch, capsys):
@@ -332,20 +449,36 @@ def test_a_dry_run_can_be_pasted(cloud, tmp_path, capsys):
     """In bash it does the same as without --dry_run; the archive holds what git does not ignore."""
     cloud.program("sleep", "#!/bin/bash\n")
     (tmp_path / "code/new file").touch()
-    arguments = ["up", *SMALL, "--num_slices=2", "--keep", "--dry_run", "--", *cloud.job("exit 0", "exit 0")]
+    arguments = [
+        "up",
+        *SMALL,
+        "--num_slices=2",
+        "--keep",
+        "--dry_run",
+        "--",
+        *cloud.job("exit 0", "exit 0"),
+    ]
     text = printed(tpu_vm.main, arguments, capsys)
     subprocess.run(["bash", "-e", "-c", text], check=True, stdout=subprocess.DEVNULL)
     assert cloud.verbs() == ["create", "scp", "scp", "setup", "setup", "run", "run"]
     assert (tmp_path / "words").read_text().splitlines() == HARD
     (copy, _) = sorted((tmp_path / "pods").glob("*/vit_jax"))
     assert {path.name for path in copy.iterdir()} == {".gitignore", "launch", "new file", ".venv"}
-    assert not subprocess.run(["git", "ls-files"], cwd=tmp_path / "code", check=True, capture_output=True).stdout
+    assert not subprocess.run(
+        ["git", "ls-files"], cwd=tmp_path / "code", check=True, capture_output=True
+    ).stdout
 
 
 def test_the_page_about_launching_says_what_works(cloud, tmp_path, capsys):
-    """Its commands in one bash, with programs that only note their words; ours then run as far as they can here."""
+    """Its commands in one bash, with programs that only note their words; ours then run as far as
+    they can here.
+    """
     for name in ("gcloud", "docker", "kubectl", "sbatch", "python"):
-        cloud.program(name, f"#!/bin/bash\nprintf '%s\\0' {name} \"$@\" >> {tmp_path}/said; echo >> {tmp_path}/said\n")
+        cloud.program(
+            name,
+            f"#!/bin/bash\nprintf '%s\\0' {name} \"$@\" >> {tmp_path}/said; echo >> "
+            f"{tmp_path}/said\n",
+        )
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/launch.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-e", "-c", "".join(blocks)], check=True, cwd=tmp_path)
     said = [line.split("\0")[:-1] for line in (tmp_path / "said").read_text().splitlines()]
@@ -361,7 +494,8 @@ def test_the_page_about_launching_says_what_works(cloud, tmp_path, capsys):
     assert len(trained) == 5 and all(words[1].startswith("--config=configs/") for words in trained)
 
 
-# What srun does: starts the tasks of all nodes (two), with %j and %t of --output replaced; gives the highest exit code.
+# What srun does: starts the tasks of all nodes (two), with %j and %t of --output replaced; gives
+# the highest exit code.
 SRUN = """#!/bin/bash
 count=$((2 * ${{SLURM_NTASKS_PER_NODE:-1}})); jobs=()
 while [[ $1 == --* ]]; do [[ $1 == --output=* ]] && output=${{1#*=}}; shift; done
@@ -381,7 +515,9 @@ exit "$worst"
 def sbatch(cloud, *command: str, **variables: str) -> subprocess.CompletedProcess:
     cloud.program("srun", SRUN.format(root=cloud.root))
     cloud.program("scontrol", f'#!/bin/bash\necho "$@" >> {cloud.root}/scontrol\n')
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLURM_")
+    }
     environment |= dict(SLURM_JOB_ID="4711") | variables
     return subprocess.run(
         ["bash", ROOT / "launch/slurm.sbatch", *command],
@@ -394,20 +530,34 @@ EIGHT = dict(SLURM_GPUS_ON_NODE="4", SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_T
 
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_slurm(code, cloud, tmp_path):
-    words = ["bash", "-c", f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}', "job", *HARD]
+    words = [
+        "bash",
+        "-c",
+        f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}',
+        "job",
+        *HARD,
+    ]
     done = sbatch(cloud, *words, **EIGHT)
     assert done.returncode == code and ("error: exit code 1" in done.stderr) == (code == 1)
     logs = sorted(path.name for path in (tmp_path / "slurm_logs").iterdir())
-    assert logs == [f"4711.{i}.log" for i in range(8)] and (tmp_path / "srun").read_text() == "cpus 12\n"
+    assert (
+        logs == [f"4711.{i}.log" for i in range(8)]
+        and (tmp_path / "srun").read_text() == "cpus 12\n"
+    )
     assert (tmp_path / "slurm_logs/4711.5.log").read_text().splitlines() == ["5 of 8", *HARD]
     requeued = tmp_path / "scontrol"
-    assert requeued.exists() == (code == 75) and (code != 75 or requeued.read_text() == "requeue 4711\n")
+    assert requeued.exists() == (code == 75) and (
+        code != 75 or requeued.read_text() == "requeue 4711\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (EIGHT | dict(SLURM_NTASKS_PER_NODE="1"), "1 processes for 4 GPUs on each node: add --ntasks-per-node=4"),
+        (
+            EIGHT | dict(SLURM_NTASKS_PER_NODE="1"),
+            "1 processes for 4 GPUs on each node: add --ntasks-per-node=4",
+        ),
         (EIGHT | dict(SLURM_GPUS_PER_TASK="1"), "give --gpus-per-node alone"),
     ],
 )
@@ -421,7 +571,9 @@ def test_slurm_options_reach_the_processes():
     text = (ROOT / "launch/slurm.sbatch").read_text()
     options = re.findall(r"^#SBATCH (\S+)$", text, re.MULTILINE)
     assert {"--requeue", "--signal=TERM@120", "--open-mode=append"} <= set(options)
-    assert text.index("#SBATCH --signal") < text.index("set -uo pipefail")  # sbatch reads no further than that
+    assert text.index("#SBATCH --signal") < text.index(
+        "set -uo pipefail"
+    )  # sbatch reads no further than that
 
 
 JOIN = "import jax; jax.distributed.initialize(); print(jax.process_index(), jax.process_count(), jax.device_count())"
@@ -438,12 +590,20 @@ def test_jax_finds_the_processes_of_slurm(cloud, tmp_path):
 
 @pytest.mark.slow
 def test_jax_finds_the_processes_of_slices_on_gke():
-    """The variables are those that GKE adds to the pods of a JobSet; JAX_FORCE_TPU_INIT stands for the chips."""
+    """The variables are those that GKE adds to the pods of a JobSet; JAX_FORCE_TPU_INIT stands for
+    the chips.
+    """
     gke_adds = dict(
-        MEGASCALE_COORDINATOR_ADDRESS="localhost", MEGASCALE_NUM_SLICES="2", TPU_WORKER_HOSTNAMES="localhost"
+        MEGASCALE_COORDINATOR_ADDRESS="localhost",
+        MEGASCALE_NUM_SLICES="2",
+        TPU_WORKER_HOSTNAMES="localhost",
     )
     gke_adds |= dict(
-        TPU_WORKER_ID="0", JAX_FORCE_TPU_INIT="1", TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", XLA_FLAGS=""
+        TPU_WORKER_ID="0",
+        JAX_FORCE_TPU_INIT="1",
+        TPU_SKIP_MDS_QUERY="1",
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS="",
     )
     jobs = [
         subprocess.Popen(

@@ -15,7 +15,9 @@ INDEX = "import os, signal, sys, time; i = int(os.environ['VIT_JAX_PROCESS_ID'])
 
 
 def launch(count: int, code: str, *arguments: str) -> int:
-    return local.main([f"--num_processes={count}", *arguments, "--", sys.executable, "-c", INDEX + code])
+    return local.main(
+        [f"--num_processes={count}", *arguments, "--", sys.executable, "-c", INDEX + code]
+    )
 
 
 def test_each_line_says_which_process_wrote_it(capfd):
@@ -70,9 +72,20 @@ def test_one_failure_ends_all(monkeypatch, capfd):
 
 def start(code: str) -> subprocess.Popen:
     """A launcher of two processes that have said that they are ready."""
-    command = [sys.executable, "-m", "launch.local", "--num_processes=2", "--", sys.executable, "-c", INDEX + code]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.local",
+        "--num_processes=2",
+        "--",
+        sys.executable,
+        "-c",
+        INDEX + code,
+    ]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
     return job
 
@@ -86,7 +99,9 @@ def test_signals_are_handed_on(number):
     job.send_signal(number)
     out, err = job.communicate(timeout=60)
     assert job.returncode == 75, err
-    assert sorted(out.splitlines()) == ["[0] told", "[1] told"] and "the same command continues" in err
+    assert (
+        sorted(out.splitlines()) == ["[0] told", "[1] told"] and "the same command continues" in err
+    )
 
 
 def test_a_second_signal_kills():
@@ -108,9 +123,15 @@ def test_signals_are_as_before_afterwards(capfd):
 BAD = {
     "none": (["--num_processes=0", "--", "true"], "--num_processes=0 must be at least 1"),
     "no number": (["--num_processes=x", "--", "true"], "invalid int value: 'x'"),
-    "devices": (["--num_processes=1", "--devices=-1", "--", "true"], "--devices=-1 must be at least 0"),
+    "devices": (
+        ["--num_processes=1", "--devices=-1", "--", "true"],
+        "--devices=-1 must be at least 0",
+    ),
     "no command": (["--num_processes=1"], "required: command"),
-    "unknown command": (["--num_processes=1", "--", "no_such_program"], "command no_such_program is not found"),
+    "unknown command": (
+        ["--num_processes=1", "--", "no_such_program"],
+        "command no_such_program is not found",
+    ),
     "logs": (["--num_processes=1", f"--logs={__file__}", "--", "true"], "is a file"),
 }
 

@@ -1,4 +1,6 @@
-"""Every way to compute attention against einsum in float32, its memory, and which one is taken where."""
+"""Every way to compute attention against einsum in float32, its memory, and which one is taken
+where.
+"""
 
 import functools
 
@@ -20,11 +22,18 @@ interpreted = functools.partial(splash.splash, interpret=True)
 WAYS = dict(blockwise=blockwise.blockwise, splash=interpreted)
 
 
-def inputs(length: int, width: int, batch: int = 3, heads: int = 2, other: int = 0, dtype=jnp.float32):
-    """Query, key, value and the gradient of the output; scores spread over some units, as those of a trained model."""
+def inputs(
+    length: int, width: int, batch: int = 3, heads: int = 2, other: int = 0, dtype=jnp.float32
+):
+    """Query, key, value and the gradient of the output; scores spread over some units, as those of
+    a trained model.
+    """
     keys = jax.random.split(jax.random.key(length + width), 4)
     lengths = (length, other or length, other or length, length)
-    return [2 * jax.random.normal(k, (batch, n, heads, width), dtype) for k, n in zip(keys, lengths, strict=True)]
+    return [
+        2 * jax.random.normal(k, (batch, n, heads, width), dtype)
+        for k, n in zip(keys, lengths, strict=True)
+    ]
 
 
 def reference(query, key, value):
@@ -85,20 +94,27 @@ def test_bfloat16_is_as_precise_as_einsum():
 
 @pytest.mark.parametrize(("way", "batch"), [("blockwise", 8), ("splash", 8), ("splash", 1)])
 def test_every_device_computes_its_own_examples_and_heads(way, batch):
-    """On a mesh, also with one example, which does not divide: the same numbers, and no device talks to another."""
+    """On a mesh, also with one example, which does not divide: the same numbers, and no device
+    talks to another.
+    """
     mesh = meshes.make_mesh(dict(replica=2, data=1, fsdp=2, tensor=2))
     arrays = inputs(17, 64, batch=batch)
     truth = outputs(reference, *arrays)
     with jax.set_mesh(mesh):
         wanted = sharding.spec("batch" if batch > 1 else None, None, "heads", None)
         placed = [jax.device_put(x, jax.NamedSharding(mesh, wanted)) for x in arrays]
-        run = jax.jit(outputs, static_argnums=0).lower(functools.partial(kernels.on_every_device, WAYS[way]), *placed)
+        run = jax.jit(outputs, static_argnums=0).lower(
+            functools.partial(kernels.on_every_device, WAYS[way]), *placed
+        )
         compiled = run.compile()
         found = compiled(*placed)
     assert_close(found, truth, 1e-5)
     assert all(x.sharding.spec == wanted or batch == 1 for x in found)
     if batch > 1:
-        assert not any(word in compiled.as_text() for word in ("all-gather", "all-to-all", "collective-permute"))
+        assert not any(
+            word in compiled.as_text()
+            for word in ("all-gather", "all-to-all", "collective-permute")
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,7 +123,9 @@ def test_remat_and_scan_change_no_number(way):
 
     def layers(function):
         def run(query, key, value):
-            return jax.lax.scan(lambda x, _: (x + function(x, key, value), None), query, length=2)[0]
+            return jax.lax.scan(lambda x, _: (x + function(x, key, value), None), query, length=2)[
+                0
+            ]
 
         return run
 
@@ -140,7 +158,12 @@ CHOICES = {
 def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
     shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in (196, 256, 576, 1370)]
     chosen = CHOICES[platform, dtype]
-    assert [kernels.choose("auto", x, x, platform) for x in shapes] == ["einsum", "einsum", chosen, chosen]
+    assert [kernels.choose("auto", x, x, platform) for x in shapes] == [
+        "einsum",
+        "einsum",
+        chosen,
+        chosen,
+    ]
     probe = jax.ShapeDtypeStruct((8, 1, 16, 80), dtype)
     for wanted in ("auto", "blockwise"):
         assert kernels.choose(wanted, probe, shapes[-1], platform) == "einsum"
@@ -161,7 +184,8 @@ def test_the_platform_is_that_of_the_mesh():
     with jax.sharding.use_abstract_mesh(mesh):
         assert hardware.platform() == "tpu"
         found = jax.eval_shape(
-            lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32), inputs(600, 64, 4, dtype=jnp.bfloat16)[0]
+            lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32),
+            inputs(600, 64, 4, dtype=jnp.bfloat16)[0],
         )
         assert found.shape == (4, 600, 2, 64)
 
@@ -169,7 +193,16 @@ def test_the_platform_is_that_of_the_mesh():
 @pytest.mark.parametrize("options", [dict(pool="map"), dict(depth=2, scan=True, remat="full")])
 def test_the_whole_model_gives_the_same_logits_and_gradients(options):
     """Of einsum on one device and blockwise on eight."""
-    sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2, patch_size=4, image_size=32, num_classes=5, head_std=1.0)
+    sizes = dict(
+        width=32,
+        depth=1,
+        mlp_dim=64,
+        num_heads=2,
+        patch_size=4,
+        image_size=32,
+        num_classes=5,
+        head_std=1.0,
+    )
     model = vit_jax.create_model(**(sizes | options), attention="einsum")
     image = jax.random.normal(jax.random.key(1), (4, 32, 32, 3))
     params = jax.jit(model.init)(jax.random.key(0), image)["params"]
@@ -194,7 +227,16 @@ def test_the_whole_model_gives_the_same_logits_and_gradients(options):
 
 @pytest.mark.parametrize("options", [{}, dict(posemb="relative")])
 def test_weights_are_still_there_when_asked_for(options):
-    sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2, patch_size=4, image_size=32, num_classes=5, **options)
+    sizes = dict(
+        width=32,
+        depth=1,
+        mlp_dim=64,
+        num_heads=2,
+        patch_size=4,
+        image_size=32,
+        num_classes=5,
+        **options,
+    )
     image = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     held, logits = {}, {}
     for way in ("einsum", "blockwise", "splash"):
@@ -212,23 +254,39 @@ def test_weights_are_still_there_when_asked_for(options):
 def test_what_cannot_run_is_named(tmp_path):
     image = jnp.zeros((1, 16, 16, 3))
     model = vit_jax.create_model("Ti/16", image_size=16, attention="splash")
-    with pytest.raises(UserError, match="attention=splash runs on TPUs, not on cpu: use auto or blockwise"):
+    with pytest.raises(
+        UserError, match="attention=splash runs on TPUs, not on cpu: use auto or blockwise"
+    ):
         model.init(jax.random.key(0), image)
     model = vit_jax.create_model("Ti/16", image_size=16, attention="cudnn", dtype="bfloat16")
-    with pytest.raises(UserError, match="attention=cudnn runs on NVIDIA GPUs from Ampere on, not on cpu: use auto or"):
+    with pytest.raises(
+        UserError,
+        match="attention=cudnn runs on NVIDIA GPUs from Ampere on, not on cpu: use auto or",
+    ):
         model.init(jax.random.key(0), image)
-    with pytest.raises(UserError, match="attention=cudnn does not compute in float32: use dtype=bfloat16"):
+    with pytest.raises(
+        UserError, match="attention=cudnn does not compute in float32: use dtype=bfloat16"
+    ):
         vit_jax.create_model("Ti/16", attention="cudnn")
     with pytest.raises(
-        UserError, match="at most 128 channels, a multiple of 8, and these have 100: use attention=auto"
+        UserError,
+        match="at most 128 channels, a multiple of 8, and these have 100: use attention=auto",
     ):
         vit_jax.create_model("Ti/16", width=400, num_heads=4, attention="cudnn", dtype="bfloat16")
-    with pytest.raises(UserError, match="attention 'flash' is unknown: use one of auto, einsum, splash, cudnn, block"):
+    with pytest.raises(
+        UserError,
+        match="attention 'flash' is unknown: use one of auto, einsum, splash, cudnn, block",
+    ):
         vit_jax.create_model("Ti/16", attention="flash")
     path = tmp_path / "config.py"
     path.write_text("def get_config():\n    return {'model': {'attention': 'cudnn'}}\n")
-    with pytest.raises(UserError, match=r"attention=cudnn does not compute in float32: set model\.dtype=bfloat16"):
+    with pytest.raises(
+        UserError, match=r"attention=cudnn does not compute in float32: set model\.dtype=bfloat16"
+    ):
         configs.load(str(path))
     assert configs.load(str(path), ["--config.model.dtype=bfloat16"]).model.attention == "cudnn"
-    with pytest.raises(UserError, match=r"model\.attention='flash' is none of auto, einsum, splash, cudnn, blockwise"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.attention='flash' is none of auto, einsum, splash, cudnn, blockwise",
+    ):
         configs.load(str(path), ["--config.model.attention=flash"])

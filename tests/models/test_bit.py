@@ -1,4 +1,6 @@
-"""The ResNets of BiT against the numbers of big_vision and of the code that the published weights come from."""
+"""The ResNets of BiT against the numbers of big_vision and of the code that the published weights
+come from.
+"""
 
 import json
 
@@ -28,7 +30,9 @@ def load(name, **overrides):
     """A golden case: (arrays, model, params)."""
     arrays, _ = golden(name)
     flat = bit.read(below(arrays, "params"))
-    model = create.create(**bit.infer_fields(flat) | overrides, image_size=arrays["inputs"].shape[1:3])
+    model = create.create(
+        **bit.infer_fields(flat) | overrides, image_size=arrays["inputs"].shape[1:3]
+    )
     return arrays, model, scan_layout.unflatten(flat)
 
 
@@ -66,7 +70,9 @@ def test_gradients_equal_big_vision():
 
 def test_the_grid_and_intermediates_at_an_odd_image_size():
     arrays, model, params = load("bit_r14like")
-    held = jax.jit(lambda p, x: model.apply({"params": p}, x, mutable=["intermediates"])[1])(params, arrays["inputs"])
+    held = jax.jit(lambda p, x: model.apply({"params": p}, x, mutable=["intermediates"])[1])(
+        params, arrays["inputs"]
+    )
     held = held["intermediates"]
     assert model.image_size == (45, 64) and model.cell == (16, 16) and model.num_prefix == 0
     assert held["stem"][0].shape == (2, 12, 16, 32)
@@ -79,7 +85,12 @@ def test_the_grid_and_intermediates_at_an_odd_image_size():
 
 def test_named_models_have_cells_of_32_pixels():
     model = vit_jax.create_model("R101x3", image_size=(224, 200))
-    assert (model.cell, model.grid, model.width, model.units) == ((32, 32), (7, 7), 6144, (3, 4, 23, 3))
+    assert (model.cell, model.grid, model.width, model.units) == (
+        (32, 32),
+        (7, 7),
+        6144,
+        (3, 4, 23, 3),
+    )
 
 
 def test_bfloat16_compute_keeps_float32_parameters_and_stays_close():
@@ -89,11 +100,16 @@ def test_bfloat16_compute_keeps_float32_parameters_and_stays_close():
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(fresh))
     assert logits.dtype == jnp.float32
     # 8 bits of mantissa: about 2^-8 relative per operation, some twenty operations deep.
-    assert np.abs(logits - arrays["logits_original"]).max() <= 0.1 * np.abs(arrays["logits_original"]).max()
+    assert (
+        np.abs(logits - arrays["logits_original"]).max()
+        <= 0.1 * np.abs(arrays["logits_original"]).max()
+    )
 
 
 def test_training_steps_reach_every_parameter():
-    model = create.create(architecture="bit", units=(1, 1), width_factor=0.5, num_classes=10, image_size=16)
+    model = create.create(
+        architecture="bit", units=(1, 1), width_factor=0.5, num_classes=10, image_size=16
+    )
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
     assert not np.any(params["head"]["kernel"])
     tx = optax.sgd(0.1)
@@ -102,7 +118,9 @@ def test_training_steps_reach_every_parameter():
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
     options = dict(preprocess=make_preprocess(configs.defaults(), model.normalize, 10), seed=0)
-    train_step = jax.jit(step.make_train_step(apply_fn, tx, lambda _: 0.1, loss="softmax_xent", **options))
+    train_step = jax.jit(
+        step.make_train_step(apply_fn, tx, lambda _: 0.1, loss="softmax_xent", **options)
+    )
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (8, 16, 16, 3), np.uint8)
     batch = dict(image=image, label=np.arange(8, dtype=np.int32), mask=np.ones(8, np.float32))
@@ -137,19 +155,25 @@ def test_published_names_go_both_ways():
     assert bit.is_bit(published)
     params = bit.read(published)
     assert bit.is_bit(params) and not bit.is_bit({"conv_root/kernel": 0, "cls": 0})
-    assert params["head/kernel"].shape == (512, 10) and published["resnet/head/conv2d/kernel"].ndim == 4
+    assert (
+        params["head/kernel"].shape == (512, 10)
+        and published["resnet/head/conv2d/kernel"].ndim == 4
+    )
     back = bit.write(params)
     assert back.keys() == published.keys()
     for name, value in published.items():
         np.testing.assert_array_equal(back[name], value)
-    assert bit.infer_fields(params) == dict(architecture="bit", units=(1, 2, 1), width_factor=0.5, num_classes=10)
+    assert bit.infer_fields(params) == dict(
+        architecture="bit", units=(1, 2, 1), width_factor=0.5, num_classes=10
+    )
 
 
 def test_numbered_convolutions_and_big_visions_names_are_read():
     published = below(golden("bit_grad")[0], "params")
     wanted = bit.read(published)
     numbered = {
-        name.replace("/c/standardized_conv2d/", "/c/standardized_conv2d_7/"): published[name] for name in published
+        name.replace("/c/standardized_conv2d/", "/c/standardized_conv2d_7/"): published[name]
+        for name in published
     }
     big_vision = {
         f"params/{name}": value.reshape(1, 1, 1, -1)
@@ -167,8 +191,12 @@ def test_numbered_convolutions_and_big_visions_names_are_read():
 
 
 def test_every_parameter_of_a_named_model_has_its_published_name():
-    flat = scan_layout.flatten(adapt.abstract_params(vit_jax.create_model("R50x1", num_classes=21843)))
-    held = bit.write({name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in flat.items()})
+    flat = scan_layout.flatten(
+        adapt.abstract_params(vit_jax.create_model("R50x1", num_classes=21843))
+    )
+    held = bit.write(
+        {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in flat.items()}
+    )
     # 16 units of 9 arrays, 4 projections, root, last GroupNorm, head.
     assert len(held) == 16 * 9 + 4 + 1 + 2 + 2
     assert held["resnet/block4/unit03/b/standardized_conv2d/kernel"].shape == (3, 3, 512, 512)
@@ -208,7 +236,9 @@ def test_damaged_weights_are_named():
 
 
 def test_fields_are_json_and_build_the_same_model():
-    model = vit_jax.create_model("R152x2", image_size=(64, 96), dtype="bfloat16", pool_padding="lowest")
+    model = vit_jax.create_model(
+        "R152x2", image_size=(64, 96), dtype="bfloat16", pool_padding="lowest"
+    )
     fields = json.loads(json.dumps(create.fields(model)))
     assert fields["architecture"] == "bit" and create.create(**fields) == model
 
@@ -220,7 +250,10 @@ def test_fields_are_json_and_build_the_same_model():
         (dict(variant="R50x0"), "unknown variant 'R50x0'"),
         (dict(variant="R50x1", units=()), "one or more stages"),
         (dict(variant="R50x1", units=(3, 0)), "at least 1 bottleneck"),
-        (dict(variant="R50x1", width_factor=0.6), "38 features, .* 32 groups: use a multiple of 0.5"),
+        (
+            dict(variant="R50x1", width_factor=0.6),
+            "38 features, .* 32 groups: use a multiple of 0.5",
+        ),
         (dict(variant="R50x1", width_factor=0), "0 features"),
         (dict(variant="R50x1", pool_padding="same"), "pool_padding 'same' is unknown"),
         (dict(variant="R50x1", droppath=0.1), "unknown model field 'droppath' of bit"),

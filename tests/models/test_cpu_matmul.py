@@ -1,4 +1,6 @@
-"""Products of bfloat16 operands on CPUs, LayerNorm, GELU: against float64, within the bounds that rounding gives."""
+"""Products of bfloat16 operands on CPUs, LayerNorm, GELU: against float64, within the bounds that
+rounding gives.
+"""
 
 import re
 
@@ -13,7 +15,8 @@ import vit_jax
 from vit_jax.models import encoder
 from vit_jax.models.ops import cpu_matmul, layer_norm, precision
 
-# Rounding to bfloat16 changes a number by at most this share, so a product of two by 2 ROUND + ROUND^2.
+# Rounding to bfloat16 changes a number by at most this share, so a product of two by 2 ROUND +
+# ROUND^2.
 ROUND = 2.0**-8
 BOTH = 2 * ROUND + ROUND**2 + 1e-5  # and what float32 sums add
 
@@ -46,7 +49,9 @@ def test_a_product_and_its_gradients_are_those_of_rounded_operands(sizes):
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
 def test_flaxs_layers_take_the_product(axes):
     x = draw(2, 5, 4, 6)
-    layers = [nn.DenseGeneral(7, axis=axes, **options) for options in ({}, precision.layer(jnp.bfloat16))]
+    layers = [
+        nn.DenseGeneral(7, axis=axes, **options) for options in ({}, precision.layer(jnp.bfloat16))
+    ]
     params = layers[0].init(jax.random.key(0), x)
     truth, found = (layer.apply(params, x) for layer in layers)
     assert found.dtype == jnp.float32
@@ -56,14 +61,18 @@ def test_flaxs_layers_take_the_product(axes):
     assert (np.abs(found - truth) <= bound).all()
 
 
-@pytest.mark.parametrize(("side", "padding"), [(24, "VALID"), (27, "VALID"), (27, "SAME"), (24, "SAME")])
+@pytest.mark.parametrize(
+    ("side", "padding"), [(24, "VALID"), (27, "VALID"), (27, "SAME"), (24, "SAME")]
+)
 def test_patches_are_the_convolution(side, padding):
     """Also where a border fills no patch."""
     image, kernel = draw(2, side, 24, 3), draw(8, 8, 3, 5)
     dimensions = ("NHWC", "HWIO", "NHWC")
 
     def convolved(image, kernel):
-        return jax.lax.conv_general_dilated(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
+        return jax.lax.conv_general_dilated(
+            image, kernel, (8, 8), padding, dimension_numbers=dimensions
+        )
 
     found = cpu_matmul.patches(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
     bound = BOTH * convolved(np.abs(image), np.abs(kernel))
@@ -80,7 +89,9 @@ def attention64(query, key, value):
 @pytest.mark.parametrize("other", [9, 14])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_equals_float64(dtype, other):
-    """float32 to 1e-5; bfloat16 to 3 % of the largest, output and gradients: some roundings of 0.4 % in a row."""
+    """float32 to 1e-5; bfloat16 to 3 % of the largest, output and gradients: some roundings of 0.4
+    % in a row.
+    """
     bound = dict(float32=1e-5, bfloat16=0.03)[dtype]
     arrays = [draw(2, n, 3, 8, seed=i) for i, n in enumerate((9, other, other, 9))]
     attend = lambda *inputs: cpu_matmul.attention(*inputs, jnp.dtype(dtype))  # noqa: E731
@@ -92,7 +103,10 @@ def test_attention_equals_float64(dtype, other):
     for i, gradient in enumerate(gradients):  # along a direction, by central differences
         step = [np.zeros_like(x) for x in wide[:3]]
         step[i] = rng.normal(size=wide[i].shape)
-        ends = [attention64(*(x + sign * 1e-5 * s for x, s in zip(wide, step, strict=False))) for sign in (1, -1)]
+        ends = [
+            attention64(*(x + sign * 1e-5 * s for x, s in zip(wide, step, strict=False)))
+            for sign in (1, -1)
+        ]
         slope = ((ends[0] - ends[1]) / 2e-5 * wide[3]).sum()
         size = np.linalg.norm(gradient) * np.linalg.norm(step[i])
         assert abs((gradient * step[i]).sum() - slope) <= bound * size
@@ -100,7 +114,9 @@ def test_attention_equals_float64(dtype, other):
 
 def test_large_scores_do_not_overflow():
     x = np.full((1, 4, 1, 8), 100.0, np.float32)
-    y, *gradients = with_gradients(lambda *a: cpu_matmul.attention(*a, jnp.dtype("bfloat16")), x, x, x, x)
+    y, *gradients = with_gradients(
+        lambda *a: cpu_matmul.attention(*a, jnp.dtype("bfloat16")), x, x, x, x
+    )
     assert np.isfinite(gradients).all() and (y == 100.0).all()
 
 
@@ -113,7 +129,9 @@ def test_layer_norm_and_its_gradients_equal_flaxs(offset):
         for module in (layer_norm.LayerNorm(1e-5), nn.LayerNorm(1e-5))
     )
     np.testing.assert_allclose(found[0], truth[0], atol=2e-5)
-    for one, other in zip(jax.tree.leaves(found[1](gradient)), jax.tree.leaves(truth[1](gradient)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(found[1](gradient)), jax.tree.leaves(truth[1](gradient)), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=5e-5)
 
 
@@ -126,7 +144,9 @@ def test_layer_norm_keeps_the_input_alone():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_mlp_keeps_its_input_and_its_hidden_layer(dtype):
-    """The latter in the dtype of the operands; automatic differentiation would keep what tanh gives, too."""
+    """The latter in the dtype of the operands; automatic differentiation would keep what tanh
+    gives, too.
+    """
     x, block = draw(2, 16, 8), encoder.MlpBlock(64, dtype=jnp.dtype(dtype))
     params = block.init(jax.random.key(0), x)
     _, kept = jax.vjp(lambda x: block.apply(params, x), x)
@@ -135,16 +155,28 @@ def test_an_mlp_keeps_its_input_and_its_hidden_layer(dtype):
 
 
 def test_bfloat16_is_for_the_operands_of_products_alone(tmp_path):
-    """Every product of the encoder, forward and backward, has bfloat16 operands and a float32 result."""
-    model, params = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_norep"), dtype="bfloat16")
+    """Every product of the encoder, forward and backward, has bfloat16 operands and a float32
+    result.
+    """
+    model, params = vit_jax.from_pretrained(
+        golden_file(tmp_path, "vit_token_norep"), dtype="bfloat16"
+    )
     image = draw(2, *model.image_size, 3)
     loss = lambda params: jnp.square(model.apply({"params": params}, image)).sum()  # noqa: E731
     text = jax.jit(jax.grad(loss)).lower(params).as_text()
-    kinds = re.findall(r"stablehlo.dot_general .*: \(tensor<[\dx]*x(\w+)>, tensor<[\dx]*x(\w+)>\) -> .*x(\w+)>", text)
+    kinds = re.findall(
+        r"stablehlo.dot_general .*: \(tensor<[\dx]*x(\w+)>, tensor<[\dx]*x(\w+)>\) -> .*x(\w+)>",
+        text,
+    )
     low = [kind for kind in kinds if kind == ("bf16", "bf16", "f32")]
-    per_block = 3 * (4 + 2) + 6  # four projections and two layers of the MLP, forward and twice backward; attention
+    per_block = (
+        3 * (4 + 2) + 6
+    )  # four projections and two layers of the MLP, forward and twice backward; attention
     assert len(low) == per_block * model.depth + 2  # the patches, whose images need no gradient
-    assert sum(kind != ("f32", "f32", "f32") for kind in kinds) == len(low) and len(kinds) - len(low) <= 3  # the head
+    assert (
+        sum(kind != ("f32", "f32", "f32") for kind in kinds) == len(low)
+        and len(kinds) - len(low) <= 3
+    )  # the head
     assert "stablehlo.convolution" not in text
 
 
@@ -156,7 +188,9 @@ def test_a_model_in_bfloat16_is_close_to_float32(tmp_path):
         model, params = vit_jax.from_pretrained(path, dtype=dtype)
         image = draw(2, *model.image_size, 3)
         loss = lambda params: model.apply({"params": params}, image)[:, 0].sum()  # noqa: E731
-        return jax.tree.leaves((model.apply({"params": params}, image), jax.jit(jax.grad(loss))(params)))
+        return jax.tree.leaves(
+            (model.apply({"params": params}, image), jax.jit(jax.grad(loss))(params))
+        )
 
     for one, other in zip(*map(logits_and_gradients, ("float32", "bfloat16")), strict=True):
         assert one.dtype == other.dtype == jnp.float32

@@ -26,7 +26,9 @@ def test_losses_equal_big_vision(name, case, kind):
     mean = arrays[f"{case}/{name}/{kind}/mean"]
     np.testing.assert_allclose(losses.LOSSES[name](logits, labels).mean(), mean, rtol=1e-5)
     grad = jax.grad(lambda x: losses.LOSSES[name](x, labels).mean())(jnp.asarray(logits))
-    np.testing.assert_allclose(grad, arrays[f"{case}/{name}/{kind}/grad_mean"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        grad, arrays[f"{case}/{name}/{kind}/grad_mean"], rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("case", ["small", "wide"])
@@ -51,21 +53,34 @@ def test_multilabel_xent_asks_of_every_class_whether_any_of_it_is_there():
     logits, labels = np.array([[2.0, -1.0, 0.5]]), np.array([[0.2, 0.8, 0.0]])
     p = 1 / (1 + np.exp(-logits))
     truth = -(np.log(p[:, 0]) + np.log(p[:, 1]) + np.log(1 - p[:, 2])) / 3
-    np.testing.assert_allclose(losses.multilabel_xent(jnp.asarray(logits), jnp.asarray(labels)), truth, rtol=1e-6)
-    grad = jax.grad(lambda x: losses.multilabel_xent(x, jnp.asarray(labels)).sum())(jnp.asarray(logits))
+    np.testing.assert_allclose(
+        losses.multilabel_xent(jnp.asarray(logits), jnp.asarray(labels)), truth, rtol=1e-6
+    )
+    grad = jax.grad(lambda x: losses.multilabel_xent(x, jnp.asarray(labels)).sum())(
+        jnp.asarray(logits)
+    )
     np.testing.assert_allclose(grad, (p - [[1, 1, 0]]) / 3, rtol=1e-5)
 
 
 def test_label_smoothing_shares_a_part_among_all_classes_before_labels_are_mixed():
     config = configs.defaults()
     config.label_smoothing, config.cutmix, config.data.flip = 0.2, 1.0, False
-    batch = dict(image=np.zeros((2, 8, 8, 3), np.uint8), label=np.array([0, 1]), mask=np.ones(2), seed=np.zeros((2, 2)))
+    batch = dict(
+        image=np.zeros((2, 8, 8, 3), np.uint8),
+        label=np.array([0, 1]),
+        mask=np.ones(2),
+        seed=np.zeros((2, 2)),
+    )
     batch["seed"] = batch["seed"].astype(np.int32)
     label = make_preprocess(config, normalize, 4)(batch, jax.random.key(0))["label"]
     share = (label[0, 0] - 0.05) / 0.8  # of the first image in itself
     assert 0 < share < 1
-    np.testing.assert_allclose(label[0], [0.05 + 0.8 * share, 0.05 + 0.8 * (1 - share), 0.05, 0.05], rtol=1e-5)
-    np.testing.assert_allclose(mix.smooth(jnp.eye(4)[:1], 0.2), [[0.85, 0.05, 0.05, 0.05]], rtol=1e-6)
+    np.testing.assert_allclose(
+        label[0], [0.05 + 0.8 * share, 0.05 + 0.8 * (1 - share), 0.05, 0.05], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        mix.smooth(jnp.eye(4)[:1], 0.2), [[0.85, 0.05, 0.05, 0.05]], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("case", golden("mixup")[1]["cases"], ids=lambda case: f"p{case['p']}")
@@ -86,7 +101,9 @@ def test_mixup_draws_one_lambda_of_at_least_a_half_and_drops_pairs_with_padding(
     for seed in range(200):
         mixed, mixed_label, mixed_mask = mix.mixup(jax.random.key(seed), 0.2, image, label, mask)
         lam = mixed_label[0, 0]
-        np.testing.assert_allclose(mixed_label, lam * label + (1 - lam) * jnp.roll(label, 1, axis=0), atol=1e-6)
+        np.testing.assert_allclose(
+            mixed_label, lam * label + (1 - lam) * jnp.roll(label, 1, axis=0), atol=1e-6
+        )
         np.testing.assert_allclose(mixed[:, 0, 0], mixed_label, atol=1e-6)
         np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0])
         lams.append(float(lam))

@@ -48,7 +48,13 @@ def test_logits_equal_the_published_implementation(name):
     logits = model.apply({"params": params}, arrays["inputs"])
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, arrays["logits_f64"], atol=2e-5, rtol=2e-5)
-    found = (model.width, model.depth, model.tokens_mlp_dim, model.channels_mlp_dim, list(model.patch_size))
+    found = (
+        model.width,
+        model.depth,
+        model.tokens_mlp_dim,
+        model.channels_mlp_dim,
+        list(model.patch_size),
+    )
     wanted = ("hidden_dim", "num_blocks", "tokens_mlp_dim", "channels_mlp_dim")
     assert found == (*(config[key] for key in wanted), config["patches"]["size"])
 
@@ -131,7 +137,9 @@ def test_an_image_of_another_number_of_tokens_is_an_error():
 
 
 def test_droppath_drops_whole_branches_of_single_examples():
-    """At rate 0.5 in the last of two blocks an example has one of four results; without both branches, one block's."""
+    """At rate 0.5 in the last of two blocks an example has one of four results; without both
+    branches, one block's.
+    """
     arrays, _, model, params = load("mixer_p8", droppath=0.5)
     image = jnp.tile(arrays["inputs"][:1], (64, 1, 1, 1))
     rngs = {"dropout": jax.random.key(0)}
@@ -143,7 +151,9 @@ def test_droppath_drops_whole_branches_of_single_examples():
     dropped = np.abs(noisy - first_block).max(axis=1) <= 1e-5
     assert 4 <= dropped.sum() <= 32  # 16 are expected
     quiet = model.apply({"params": params}, image[:1])
-    np.testing.assert_array_equal(quiet, load("mixer_p8")[2].apply({"params": params}, image[:1], train=True))
+    np.testing.assert_array_equal(
+        quiet, load("mixer_p8")[2].apply({"params": params}, image[:1], train=True)
+    )
 
 
 def test_training_by_its_variant_name(tmp_path):
@@ -153,7 +163,10 @@ def test_training_by_its_variant_name(tmp_path):
     assert [line["step"] for line in lines] == [1, 2]
     # The head starts at zero: the first loss is that of ten equal classes.
     assert abs(lines[0]["train/loss"] - np.log(10)) <= 1e-5
-    assert lines[1]["train/loss"] < lines[0]["train/loss"] + 0.5 and lines[1]["train/skipped_steps"] == 0
+    assert (
+        lines[1]["train/loss"] < lines[0]["train/loss"] + 0.5
+        and lines[1]["train/skipped_steps"] == 0
+    )
 
 
 def test_fields_are_json_and_build_the_same_model():

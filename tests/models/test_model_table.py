@@ -1,4 +1,6 @@
-"""The table of named models: docs/models.md is what the command prints; counts and FLOPs are those of others."""
+"""The table of named models: docs/models.md is what the command prints; counts and FLOPs are those
+of others.
+"""
 
 import subprocess
 import sys
@@ -15,9 +17,10 @@ from vit_jax.models.flops import model_flops
 DOCS = ROOT / "docs/models.md"
 BEGIN, END = "<!-- python -m vit_jax.models -->", "<!-- end of the table -->"
 
-# With 1,000 classes at 224, counted by running the published code on shapes: google-research/vision_transformer (ViT,
-# hybrids, Mixer) and google-research/big_vision (g, G, So400m, Mixer S and H, BiT). A distilled model has one token,
-# its position and a second head more than the ViT. R50+L/16 is R50+B/16 with the encoder of L/16.
+# With 1,000 classes at 224, counted by running the published code on shapes:
+# google-research/vision_transformer (ViT, hybrids, Mixer) and google-research/big_vision (g, G,
+# So400m, Mixer S and H, BiT). A distilled model has one token, its position and a second head more
+# than the ViT. R50+L/16 is R50+B/16 with the encoder of L/16.
 COUNTS = {
     "Ti/16": 5_717_416,
     "S/32": 22_878_952,
@@ -92,7 +95,9 @@ def cost(name: str) -> tuple[int, float]:
     model = vit_jax.create_model(variant, **options)
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
-    lowered = jax.jit(lambda params, image: model.apply({"params": params}, image)).lower(params, image)
+    lowered = jax.jit(lambda params, image: model.apply({"params": params}, image)).lower(
+        params, image
+    )
     return model_flops(model), lowered.cost_analysis()["flops"]
 
 
@@ -105,18 +110,28 @@ def test_flops_agree_with_xla(name):
 
 
 def test_a_row_names_the_formats_of_its_architecture():
-    cells = [cell.strip() for cell in models.row("Mixer-S/32", {}, ("published", "ours")).split("|")[1:-1]]
+    cells = [
+        cell.strip()
+        for cell in models.row("Mixer-S/32", {}, ("published", "ours")).split("|")[1:-1]
+    ]
     assert cells == ["`Mixer-S/32`", "19,104,624", "2.00", "49", "x", "", "", "", "x"]
     formats = {key(variant, options): held for variant, options, held in models.ROWS}
     assert formats["B/16"] == models.FORMATS and "published" not in formats["So400m/14 map"]
-    assert formats["B/16 distilled"] == ("timm", "hf", "ours") and formats["R50x1"] == ("published", "ours")
+    assert formats["B/16 distilled"] == ("timm", "hf", "ours") and formats["R50x1"] == (
+        "published",
+        "ours",
+    )
 
 
 def test_help_works_without_tensorflow():
     code = "import sys, runpy; sys.modules['tensorflow'] = None; sys.argv = ['x', '--help'];"
     code += "runpy.run_module('vit_jax.models', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=DOCS.parent.parent, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=DOCS.parent.parent,
+        check=False,
     )
     assert done.returncode == 0 and "2 FLOPs" in done.stdout, done.stderr
 
@@ -124,4 +139,6 @@ def test_help_works_without_tensorflow():
 def test_an_unknown_argument_is_an_error(capsys):
     with pytest.raises(SystemExit) as stop:
         models.main(["--json"])
-    assert stop.value.code == 2 and "error: unrecognized arguments: --json" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2 and "error: unrecognized arguments: --json" in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""Models against the published implementations' logits and gradients, and against exact parameter counts."""
+"""Models against the published implementations' logits and gradients, and against exact parameter
+counts.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,8 @@ HYBRIDS = ["hybrid_r26like_2111", "hybrid_r50like_122", "hybrid_rti_nostage"]
 GRADS = ["grad_vit_token_norep", "grad_hybrid_11"]
 POOLS = {"token": "tok", "gap": "gap", "unpooled": "unpooled", "token_unpooled": "tok_unpooled"}
 
-# 1,000 classes at 224 with a class token. B to H: arXiv 2010.11929 table 1; g and G: arXiv 2106.04560 table 2.
+# 1,000 classes at 224 with a class token. B to H: arXiv 2010.11929 table 1; g and G: arXiv
+# 2106.04560 table 2.
 COUNTS = {
     "B/16": 86_567_656,
     "B/32": 88_224_232,
@@ -39,7 +42,11 @@ def load(tmp_path, name, **overrides):
     if "unpooled" in config["classifier"]:
         overrides["pool"] = POOLS[config["classifier"]]
     size = arrays["inputs"].shape[1:3]
-    return arrays, config, *vit_jax.from_pretrained(tmp_path / "weights.npz", image_size=size, **overrides)
+    return (
+        arrays,
+        config,
+        *vit_jax.from_pretrained(tmp_path / "weights.npz", image_size=size, **overrides),
+    )
 
 
 @pytest.mark.parametrize("name", VITS + HYBRIDS + GRADS)
@@ -77,7 +84,8 @@ def test_gradients_equal_the_published_implementation(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(scan=True), dict(remat="full"), dict(remat="dots"), dict(scan=True, remat="full")]
+    "options",
+    [dict(scan=True), dict(remat="full"), dict(remat="dots"), dict(scan=True, remat="full")],
 )
 def test_scan_and_remat_change_no_number(options, tmp_path):
     arrays, _, model, params = load(tmp_path, "grad_vit_token_norep")
@@ -92,20 +100,24 @@ def test_scan_and_remat_change_no_number(options, tmp_path):
     assert abs(value - other_value) <= 1e-6
     other_grads = scan_layout.relayout(other_grads, False, np.stack)
     for key, wanted in scan_layout.flatten(grads).items():
-        assert np.abs(scan_layout.flatten(other_grads)[key] - wanted).max() <= 1e-5 * max(np.abs(wanted).max(), 1e-1), (
-            key
-        )
+        assert np.abs(scan_layout.flatten(other_grads)[key] - wanted).max() <= 1e-5 * max(
+            np.abs(wanted).max(), 1e-1
+        ), key
 
 
 def test_scan_draws_the_same_dropout_and_droppath_masks():
-    sizes = dict(width=32, depth=3, mlp_dim=64, num_heads=2, patch_size=8, image_size=16, num_classes=5)
+    sizes = dict(
+        width=32, depth=3, mlp_dim=64, num_heads=2, patch_size=8, image_size=16, num_classes=5
+    )
     model = vit_jax.create_model(**sizes, dropout=0.3, droppath=0.3)
     image = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
     params = model.init(jax.random.key(0), image)["params"]
     params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (32, 5))
     rngs = {"dropout": jax.random.key(3)}
     noisy = model.apply({"params": params}, image, train=True, rngs=rngs)
-    scanned = model.clone(scan=True).apply({"params": scan_layout.stack_blocks(params)}, image, train=True, rngs=rngs)
+    scanned = model.clone(scan=True).apply(
+        {"params": scan_layout.stack_blocks(params)}, image, train=True, rngs=rngs
+    )
     quiet = model.apply({"params": params}, image)
     np.testing.assert_allclose(noisy, scanned, atol=1e-5)
     assert np.abs(noisy - quiet).max() > 0.1
@@ -113,19 +125,38 @@ def test_scan_draws_the_same_dropout_and_droppath_masks():
     assert np.abs(noisy - other).max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{}, dict(scan=True), dict(remat="full"), dict(scan=True, remat="full")])
+@pytest.mark.parametrize(
+    "options", [{}, dict(scan=True), dict(remat="full"), dict(scan=True, remat="full")]
+)
 def test_layer_scale_multiplies_what_the_branches_add(options):
     """A model without it whose last kernels are multiplied has the same logits."""
-    sizes = dict(width=32, depth=2, mlp_dim=64, num_heads=2, patch_size=8, image_size=16, num_classes=5, head_std=0.5)
-    model, image = vit_jax.create_model(**sizes, layer_scale=0.25), jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+    sizes = dict(
+        width=32,
+        depth=2,
+        mlp_dim=64,
+        num_heads=2,
+        patch_size=8,
+        image_size=16,
+        num_classes=5,
+        head_std=0.5,
+    )
+    model, image = (
+        vit_jax.create_model(**sizes, layer_scale=0.25),
+        jax.random.normal(jax.random.key(1), (4, 16, 16, 3)),
+    )
     params = scan_layout.flatten(model.init(jax.random.key(0), image)["params"])
     gammas = {name for name in params if "LayerScale" in name}
-    assert gammas == {f"Transformer/encoderblock_{i}/LayerScale_{part}/gamma" for i in (0, 1) for part in (1, 3)}
+    assert gammas == {
+        f"Transformer/encoderblock_{i}/LayerScale_{part}/gamma" for i in (0, 1) for part in (1, 3)
+    }
     assert all((params[name] == np.full(32, 0.25)).all() for name in gammas)
     for number, name in enumerate(sorted(gammas)):
         params[name] = jax.random.normal(jax.random.key(number), (32,))
     folded = {name: value for name, value in params.items() if name not in gammas}
-    last = {"LayerScale_1": "MultiHeadDotProductAttention_1/out", "LayerScale_3": "MlpBlock_3/Dense_1"}
+    last = {
+        "LayerScale_1": "MultiHeadDotProductAttention_1/out",
+        "LayerScale_3": "MlpBlock_3/Dense_1",
+    }
     for name in gammas:
         block, scale, _ = name.rsplit("/", 2)
         for leaf in ("kernel", "bias"):
@@ -145,8 +176,19 @@ def test_rates_of_stochastic_depth_grow_linearly_or_are_all_the_same():
 
 
 def test_stochastic_depth_of_one_constant_block_drops_each_branch_at_its_rate():
-    """Without its attention a block adds an MLP, or nothing, or twice the MLP's part at a rate of one half."""
-    sizes = dict(width=16, depth=1, mlp_dim=32, num_heads=2, patch_size=8, image_size=8, num_classes=0, fc_norm=False)
+    """Without its attention a block adds an MLP, or nothing, or twice the MLP's part at a rate of
+    one half.
+    """
+    sizes = dict(
+        width=16,
+        depth=1,
+        mlp_dim=32,
+        num_heads=2,
+        patch_size=8,
+        image_size=8,
+        num_classes=0,
+        fc_norm=False,
+    )
     model = vit_jax.create_model(**sizes, pool="gap", droppath=0.5, droppath_shape="constant")
     image = jnp.tile(jax.random.normal(jax.random.key(1), (1, 8, 8, 3)), (400, 1, 1, 1))
     params = model.init(jax.random.key(0), image)["params"]
@@ -178,7 +220,9 @@ def test_parameter_counts_are_exact(variant, count):
 def test_every_hybrid_has_the_grid_of_its_name():
     for stem, stride in variants.STEMS:
         model = vit_jax.create_model(f"{stem}+S/{stride}", image_size=224)
-        tokens = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]["Transformer"]
+        tokens = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))[
+            "params"
+        ]["Transformer"]
         length = tokens["posembed_input"]["pos_embedding"].shape[1]
         assert length == 1 + model.grid[0] * model.grid[1]
         # The published "R+Ti/16" has patches of 8 behind a stem of stride 4.
@@ -223,10 +267,20 @@ def test_map_pooling_equals_big_vision():
     arrays, config = golden("bv_map_learn")
     flat = {key.removeprefix("params/"): value for key, value in below(arrays, "params").items()}
     for old, new in LINEN_NAMES.items():
-        flat = {k.replace(f"/{old}/", f"/{new}/") if "encoderblock" in k else k: v for k, v in flat.items()}
+        flat = {
+            k.replace(f"/{old}/", f"/{new}/") if "encoderblock" in k else k: v
+            for k, v in flat.items()
+        }
     flat[POSEMB] = flat.pop("pos_embedding")
     model = vit_jax.create_model(
-        num_classes=6, image_size=32, patch_size=8, width=48, depth=1, num_heads=4, mlp_dim=192, pool="map"
+        num_classes=6,
+        image_size=32,
+        patch_size=8,
+        width=48,
+        depth=1,
+        num_heads=4,
+        mlp_dim=192,
+        pool="map",
     )
     assert config["pool_type"] == "map"
     logits = model.apply({"params": scan_layout.unflatten(flat)}, arrays["inputs"])
@@ -235,7 +289,9 @@ def test_map_pooling_equals_big_vision():
 
 def test_an_image_of_another_length_is_an_error(tmp_path):
     _, _, model, params = load(tmp_path, "vit_token_norep")
-    with pytest.raises(UserError, match=r"gives 6 x 6 patch tokens.* \(1, 37, 48\), but .* \(1, 17, 48\)"):
+    with pytest.raises(
+        UserError, match=r"gives 6 x 6 patch tokens.* \(1, 37, 48\), but .* \(1, 17, 48\)"
+    ):
         model.apply({"params": params}, np.zeros((1, 48, 48, 3)))
 
 
@@ -248,7 +304,10 @@ def test_an_image_of_another_length_is_an_error(tmp_path):
         (dict(variant="R26+B/16"), "unknown stem"),
         (dict(variant="B/16", pool="mean"), "pool 'mean' is unknown"),
         (dict(variant="B/16", posemb="rope"), "posemb 'rope' is unknown"),
-        (dict(variant="B/16", droppath_shape="square"), "droppath_shape 'square' is unknown: use one of linear"),
+        (
+            dict(variant="B/16", droppath_shape="square"),
+            "droppath_shape 'square' is unknown: use one of linear",
+        ),
         (dict(variant="B/16", num_heads=7), "not divisible by num_heads 7"),
         (dict(variant="B/16", image_size=8), "smaller than one patch"),
         (dict(variant="B/16", heads=3), "unknown model field 'heads'"),

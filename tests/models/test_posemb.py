@@ -12,7 +12,15 @@ from vit_jax.errors import UserError
 from vit_jax.weights import scan_layout
 
 SIZES = dict(
-    width=24, depth=2, mlp_dim=32, num_heads=3, patch_size=4, num_classes=5, image_size=(8, 12), gelu="erf", ln_eps=1e-5
+    width=24,
+    depth=2,
+    mlp_dim=32,
+    num_heads=3,
+    patch_size=4,
+    num_classes=5,
+    image_size=(8, 12),
+    gelu="erf",
+    ln_eps=1e-5,
 )
 KINDS = [
     ("learn", "stem"),
@@ -29,7 +37,9 @@ KINDS = [
 def noisy(model) -> dict:
     """Parameters of which every leaf is random."""
     rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, *model.image_size, 3)))["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, *model.image_size, 3)))[
+        "params"
+    ]
     return jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), shapes)
 
 
@@ -52,7 +62,8 @@ def positions(p, grid) -> np.ndarray:
 
 def attention(x, p) -> np.ndarray:
     query, key, value = (
-        np.einsum("ld,dhk->hlk", x, p[name]["kernel"]) + p[name]["bias"][:, None] for name in ("query", "key", "value")
+        np.einsum("ld,dhk->hlk", x, p[name]["kernel"]) + p[name]["bias"][:, None]
+        for name in ("query", "key", "value")
     )
     scores = np.einsum("hqk,hvk->hqv", query, key)
     if "relative_embedding" in p:
@@ -73,7 +84,11 @@ def mlp(x, p) -> np.ndarray:
 def forward(image, p, place: str, grid) -> np.ndarray:
     """Logits of one image [H, W, 3]."""
     patch = SIZES["patch_size"]
-    patches = image.reshape(grid[0], patch, grid[1], patch, 3).transpose(0, 2, 1, 3, 4).reshape(grid[0] * grid[1], -1)
+    patches = (
+        image.reshape(grid[0], patch, grid[1], patch, 3)
+        .transpose(0, 2, 1, 3, 4)
+        .reshape(grid[0] * grid[1], -1)
+    )
     x = patches @ p["embedding"]["kernel"].reshape(-1, SIZES["width"]) + p["embedding"]["bias"]
     x = np.concatenate([p["cls"][0], x])
     encoder = p["Transformer"]
@@ -96,10 +111,14 @@ def test_every_kind_equals_the_formula_looped_and_scanned(kind, place):
     params = noisy(model)
     image = np.random.default_rng(2).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
     double = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    expected = np.stack([forward(one.astype(np.float64), double, place, model.grid) for one in image])
+    expected = np.stack(
+        [forward(one.astype(np.float64), double, place, model.grid) for one in image]
+    )
     with jax.default_matmul_precision("highest"):
         looped = model.apply({"params": params}, image)
-        scanned = model.clone(scan=True, remat="full").apply({"params": scan_layout.stack_blocks(params)}, image)
+        scanned = model.clone(scan=True, remat="full").apply(
+            {"params": scan_layout.stack_blocks(params)}, image
+        )
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(looped, expected, atol=2e-5)
     np.testing.assert_allclose(scanned, expected, atol=2e-5)
@@ -138,7 +157,9 @@ def test_gradients_reach_every_position_embedding(kind, place):
     params = noisy(model)
     image = np.random.default_rng(3).uniform(-1, 1, (1, 8, 12, 3)).astype(np.float32)
     grads = scan_layout.flatten(jax.grad(lambda p: model.apply({"params": p}, image).sum())(params))
-    rows = {name: leaf for name, leaf in grads.items() if "pos_embedding" in name or "relative" in name}
+    rows = {
+        name: leaf for name, leaf in grads.items() if "pos_embedding" in name or "relative" in name
+    }
     assert bool(rows) == (kind != "none")
     assert all(np.abs(leaf).max() > 1e-6 for leaf in rows.values())
 

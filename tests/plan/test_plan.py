@@ -1,4 +1,6 @@
-"""The plan without the TPU compiler: its reader of programs, its models of network and memory, its words."""
+"""The plan without the TPU compiler: its reader of programs, its models of network and memory, its
+words.
+"""
 
 import json
 import re
@@ -15,13 +17,42 @@ from vit_jax.distributed import hardware
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import __main__ as command
-from vit_jax.plan import collectives, compilation, cost_model, figures, hlo, report, run, search, suggestions, topology
+from vit_jax.plan import (
+    collectives,
+    compilation,
+    cost_model,
+    figures,
+    hlo,
+    report,
+    run,
+    search,
+    suggestions,
+    topology,
+)
 from vit_jax.train import experiment, loop
 
 V5E = hardware.TPUS["v5e"]
 BF = "{1,0:T(8,128)(2,1)}"
-KEYS = {"config", "topology", "num_slices", "num_chips", "mesh", "fits", "hbm_limit_gib", "hbm_gib", "params"}
-KEYS |= {"model_flops_per_image", "collectives", "step_ms", "mfu", "images_per_sec_per_chip", "days", "chip_hours"}
+KEYS = {
+    "config",
+    "topology",
+    "num_slices",
+    "num_chips",
+    "mesh",
+    "fits",
+    "hbm_limit_gib",
+    "hbm_gib",
+    "params",
+}
+KEYS |= {
+    "model_flops_per_image",
+    "collectives",
+    "step_ms",
+    "mfu",
+    "images_per_sec_per_chip",
+    "days",
+    "chip_hours",
+}
 KEYS |= {"host_cores", "sharding_constraints", "compile_s", "suggestions"}
 
 
@@ -45,8 +76,6 @@ def pod(*extents: int, slices: int = 1, kind: str = "TPU v5 lite") -> list[Devic
 def mesh_of(devices, *shape: int) -> Mesh:
     return Mesh(np.array(devices, dtype=object).reshape(shape), meshes.AXES)
 
-
-# --- the program ------------------------------------------------------------------------------------------------------
 
 PROGRAM = """HloModule jit_step, is_scheduled=true, num_partitions=4
 
@@ -152,9 +181,13 @@ def test_instructions_run_as_often_as_the_loops_around_them(program):
 
 
 def test_flops_bytes_and_cycles_equal_those_counted_by_hand(program):
-    found = {i.name: (program.flops(name, i), program.hbm_bytes(name, i), i.cycles) for name, i, _ in program.walk()}
+    found = {
+        i.name: (program.flops(name, i), program.hbm_bytes(name, i), i.cycles)
+        for name, i, _ in program.walk()
+    }
     sliced, index = 16 * 32 * 2, 4
-    # The result is in the chip's own memory, S(1): only operands count, and of the weights one of four slices.
+    # The result is in the chip's own memory, S(1): only operands count, and of the weights one of
+    # four slices.
     assert found["product"] == (2 * 8 * 16 * 32, 8 * 16 * 2 + sliced + index, 100)
     # Reads nothing of S(1) and of the stack; writes one of its rows, and the whole sum.
     assert found["kept"] == (0, index + 8 * 32 * 2 + 8 * 4, 30)
@@ -203,7 +236,10 @@ def test_flops_of_a_convolution_are_those_that_meet_a_real_element(case):
     batch, channels, features = 4, 6, 8
     stride, lhs, rhs = (case.get(key, (1, 1)) for key in ("stride", "lhs", "rhs"))
     pad, groups = case.get("pad", ((0, 0), (0, 0))), case.get("groups", 1)
-    x, w = np.ones((batch, *case["size"], channels)), np.ones((*case["kernel"], channels // groups, features))
+    x, w = (
+        np.ones((batch, *case["size"], channels)),
+        np.ones((*case["kernel"], channels // groups, features)),
+    )
     # Convolved ones count the products.
     out = jax.lax.conv_general_dilated(
         x, w, stride, pad, lhs, rhs, ("NHWC", "HWIO", "NHWC"), groups, case.get("batch_groups", 1)
@@ -237,8 +273,6 @@ rhs_contracting_dims={1}
     assert hlo.Program(text).flops_of("main") == 2 * 3 * 5 * 2 * 7
 
 
-# --- collectives ------------------------------------------------------------------------------------------------------
-
 EIGHT = np.arange(8).reshape(2, 4)
 
 
@@ -249,18 +283,26 @@ EIGHT = np.arange(8).reshape(2, 4)
         ("source_target_pairs={{0,3},{3,0}}", [[0, 3], [3, 0]]),
         ("replica_groups=[2,4]<=[8], dimensions={0}", EIGHT),
         ("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}", np.arange(4).reshape(2, 2).T),
-        ("replica_groups=[4,2]<=[2,2,2]T(2,0,1)", np.arange(8).reshape(2, 2, 2).transpose(2, 0, 1).reshape(4, 2)),
+        (
+            "replica_groups=[4,2]<=[2,2,2]T(2,0,1)",
+            np.arange(8).reshape(2, 2, 2).transpose(2, 0, 1).reshape(4, 2),
+        ),
         ("replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={1}", EIGHT),
         ("replica_groups=mesh['a'=2,'b'=4] {'a'}, dimensions={1}", EIGHT.T),
         ("replica_groups=mesh[a=2,b=4] {a,b}", EIGHT.reshape(1, 8)),
         ("replica_groups=mesh['a'=2,'b'=2], device_ids=(0,2,3,1) {'b'}", [[0, 2], [3, 1]]),
-        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", EIGHT.reshape(4, 2).T.reshape(2, 4)),
+        (
+            "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}",
+            EIGHT.reshape(4, 2).T.reshape(2, 4),
+        ),
         ("replica_groups=mesh['a'=2,'b'=4] {'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
         ("replica_groups=mesh['a'=2,'b'=4] {'a','b':(2)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
     ],
 )
 def test_groups_are_read_in_every_notation(text, wanted):
-    np.testing.assert_array_equal(collectives.groups_of(f"%x), channel_id=3, {text}, use_global_ids=true"), wanted)
+    np.testing.assert_array_equal(
+        collectives.groups_of(f"%x), channel_id=3, {text}, use_global_ids=true"), wanted
+    )
 
 
 def test_no_groups_are_all_chips():
@@ -285,7 +327,11 @@ def test_groups_belong_to_the_axes_that_their_members_differ_in(groups, axes):
 
 
 LINK, NETWORK, SIZE = V5E.link_bandwidth, V5E.network_bandwidth, 1e9
-ROW, COLUMN, ALL = np.arange(16).reshape(1, 16), 16 * np.arange(16).reshape(1, 16), np.arange(256).reshape(1, 256)
+ROW, COLUMN, ALL = (
+    np.arange(16).reshape(1, 16),
+    16 * np.arange(16).reshape(1, 16),
+    np.arange(256).reshape(1, 256),
+)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +341,24 @@ ROW, COLUMN, ALL = np.arange(16).reshape(1, 16), 16 * np.arange(16).reshape(1, 1
         ("all-reduce", (8, 8), np.arange(8)[None], 2 * SIZE * 7 / 8 / LINK),
         ("all-gather", (16, 16), ROW, SIZE * 15 / 16 / (2 * LINK)),  # a ring
         ("reduce-scatter", (16, 16), COLUMN, SIZE * 15 / 16 / (2 * LINK)),
-        ("all-reduce", (16, 16), ALL, 2 * SIZE * 255 / 256 / (4 * LINK)),  # a ring along either axis
-        ("all-reduce", (4, 8), np.arange(32)[None], 2 * SIZE * 31 / 32 / (2 * LINK)),  # a line along either axis
-        ("all-gather", (16, 16), np.arange(4)[None], SIZE * 3 / 4 / LINK),  # a part of a ring is a line
+        (
+            "all-reduce",
+            (16, 16),
+            ALL,
+            2 * SIZE * 255 / 256 / (4 * LINK),
+        ),  # a ring along either axis
+        (
+            "all-reduce",
+            (4, 8),
+            np.arange(32)[None],
+            2 * SIZE * 31 / 32 / (2 * LINK),
+        ),  # a line along either axis
+        (
+            "all-gather",
+            (16, 16),
+            np.arange(4)[None],
+            SIZE * 3 / 4 / LINK,
+        ),  # a part of a ring is a line
         ("collective-permute", (4, 4), np.array([[0, 0], [1, 2], [2, 1]]), SIZE / LINK),
         ("all-reduce", (4, 4), np.array([[3]]), 0),
     ],
@@ -311,7 +372,10 @@ def test_an_axis_wraps_by_the_length_of_the_whole_axis():
     chip = hardware.TPUS["v4"]
     mesh = mesh_of(pod(4, 4, 8, kind="TPU v4"), 1, 8, 16, 1)
     along_z = 16 * np.arange(8)[None]
-    whole, half = (collectives.seconds("all-gather", SIZE, groups, mesh, chip) for groups in (along_z, along_z[:, :4]))
+    whole, half = (
+        collectives.seconds("all-gather", SIZE, groups, mesh, chip)
+        for groups in (along_z, along_z[:, :4])
+    )
     assert whole == pytest.approx(SIZE * 7 / 8 / (2 * chip.link_bandwidth))
     assert half == pytest.approx(SIZE * 3 / 4 / chip.link_bandwidth)
 
@@ -321,7 +385,9 @@ def test_between_slices_a_chip_sends_its_share_over_the_network():
     pairs = collectives.across_slices(mesh)
     np.testing.assert_array_equal(pairs, [[i, i + 16] for i in range(16)])
     assert collectives.axes_of(pairs, mesh) == "replica"
-    assert collectives.seconds("all-reduce", SIZE, pairs, mesh, V5E) == pytest.approx(SIZE / NETWORK)
+    assert collectives.seconds("all-reduce", SIZE, pairs, mesh, V5E) == pytest.approx(
+        SIZE / NETWORK
+    )
     both = 2 * SIZE * 15 / 16 / (2 * LINK) + 2 * SIZE / 16 / 2 / NETWORK
     assert collectives.seconds("all-reduce", SIZE, None, mesh, V5E) == pytest.approx(both)
 
@@ -424,7 +490,9 @@ t_transfer_rendezvous="all-reduce.71_0",_xla_megascale_target="{1,2}x{0:7}",_xla
 """
 SENT = SENT.replace("@", "(bf16[64,8]{1,0}, bf16[64,32]{1,0}, s32[2]{0:S(4)}, u32[]{:S(2)})")
 SENT = SENT.replace(
-    "#", "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={1}, use_global_device_ids=true"
+    "#",
+    "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={1}, "
+    "use_global_device_ids=true",
 )
 
 
@@ -432,7 +500,8 @@ def test_what_a_step_sends_counts_once_with_the_bytes_of_whole_arrays():
     mesh = mesh_of(pod(2, 4, slices=2), 2, 2, 4, 1)
     found = collectives.collectives(hlo.Program(SENT), mesh, V5E)
     assert [(c.kind, c.axis, c.count, c.bytes, c.overlapped) for c in found] == [
-        # One in every round of the loop, of three fusions each, and the one that starts and ends by itself.
+        # One in every round of the loop, of three fusions each, and the one that starts and ends by
+        # itself.
         ("all-gather", "fsdp", 6, 6 * 64 * 32 * 2, True),
         ("all-reduce", "fsdp", 1, 16 * 4 * 2 + 3 * 4, False),
         ("all-reduce", "replica", 1, 4 * 128 * 2, True),
@@ -442,13 +511,13 @@ def test_what_a_step_sends_counts_once_with_the_bytes_of_whole_arrays():
     assert found[0].seconds == pytest.approx(6 * ring)
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=v9:2x2"], "--topology=v9:2x2 is not understood: write CHIP:AxB with a chip of v4, v5e"),
+        (
+            ["--topology=v9:2x2"],
+            "--topology=v9:2x2 is not understood: write CHIP:AxB with a chip of v4, v5e",
+        ),
         (["--topology=v5litepod-8"], "is not understood"),
         (["--topology=v5e:0x4"], "is not understood"),
         (["--topology=v5e:2x2x2"], "has 3 extents: v5e takes 2, as 4x4"),
@@ -471,7 +540,14 @@ def test_an_unknown_config_is_one_line_and_exit_code_2(capsys):
 
 @pytest.mark.parametrize(
     "argument",
-    ["--num_slices=0", "--num_slices=x", "--max_compiles=0", "--hbm_gib=nan", "--hbm_gib=0", "--hbm_gib=inf"],
+    [
+        "--num_slices=0",
+        "--num_slices=x",
+        "--max_compiles=0",
+        "--hbm_gib=nan",
+        "--hbm_gib=0",
+        "--hbm_gib=inf",
+    ],
 )
 def test_an_impossible_number_is_one_line_and_exit_code_2(tiny, capsys, argument):
     with pytest.raises(SystemExit) as stopped:
@@ -483,20 +559,24 @@ def test_an_impossible_number_is_one_line_and_exit_code_2(tiny, capsys, argument
 @pytest.mark.parametrize("name", ["v4:2x2x4", "v5e:16x16", "v5p:4x8x8", "v6e:2x4"])
 def test_a_topology_names_chip_and_extents(name):
     chip, extents = topology.parse(name)
-    assert chip is hardware.TPUS[name.split(":")[0]] and "x".join(map(str, extents)) == name.split(":")[1]
+    assert (
+        chip is hardware.TPUS[name.split(":")[0]]
+        and "x".join(map(str, extents)) == name.split(":")[1]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "gib"),
     [
         (
-            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
-            "temporaries (34.22G) exceeds available HBM (15.75G). HLO module: jit_step.",
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (34.22G) exceeds available HBM (15.75G). HLO "
+            "module: jit_step.",
             34.22,
         ),
         (
-            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 512.5M "
-            "of 15.75G hbm. Exceeded hbm capacity by 1.00G.",
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+            "space hbm. Used 512.5M of 15.75G hbm. Exceeded hbm capacity by 1.00G.",
             512.5 / 1024,
         ),
     ],
@@ -506,7 +586,11 @@ def test_the_memory_that_a_program_lacks_is_read_from_the_error(text, gib):
 
 
 @pytest.mark.parametrize(
-    "text", ["RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: (3.0M)", "INTERNAL: (34.22G) exceeds available HBM"]
+    "text",
+    [
+        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: (3.0M)",
+        "INTERNAL: (34.22G) exceeds available HBM",
+    ],
 )
 def test_any_other_error_of_the_compiler_is_raised(text):
     error = RuntimeError(text)
@@ -515,9 +599,13 @@ def test_any_other_error_of_the_compiler_is_raised(text):
     assert raised.value is error
 
 
-# --- memory and time without the compiler -----------------------------------------------------------------------------
-
-PLAIN = ["model.dtype=bfloat16", "model.pool=gap", "model.pre_logits=False", "model.dropout=0", "data.batch_size=4096"]
+PLAIN = [
+    "model.dtype=bfloat16",
+    "model.pool=gap",
+    "model.pre_logits=False",
+    "model.dropout=0",
+    "data.batch_size=4096",
+]
 
 
 def loaded(location: str, *settings: str):
@@ -538,7 +626,9 @@ def large():
 @pytest.fixture(scope="module")
 def small():
     """S/16 of four layers on v5e:2x4."""
-    config = loaded("configs/pretrain.py:S/16,imagenet2012", *PLAIN, "model.depth=4", "data.batch_size=1024")
+    config = loaded(
+        "configs/pretrain.py:S/16,imagenet2012", *PLAIN, "model.depth=4", "data.batch_size=1024"
+    )
     return job_of(config, 2, 4)
 
 
@@ -556,8 +646,12 @@ def test_activations_of_l16_are_about_those_of_the_compiler(large, settings, gib
 
 
 def test_memory_of_whole_steps_is_about_that_of_the_compiler(large):
-    assert cost_model.guess(cost_model.sketch(large)).bytes / 2**30 == pytest.approx(2.88 + 9.11, rel=0.25)
-    config = loaded("configs/pretrain.py:H/14,imagenet2012", *PLAIN, "optim.momentum_dtype=bfloat16")
+    assert cost_model.guess(cost_model.sketch(large)).bytes / 2**30 == pytest.approx(
+        2.88 + 9.11, rel=0.25
+    )
+    config = loaded(
+        "configs/pretrain.py:H/14,imagenet2012", *PLAIN, "optim.momentum_dtype=bfloat16"
+    )
     huge = cost_model.sketch(job_of(config, 16, 16))
     assert cost_model.state_bytes(huge)[0] / 2**30 == pytest.approx(5.90, rel=0.02)
     assert cost_model.guess(huge).bytes / 2**30 == pytest.approx(5.90 + 4.38, rel=0.25)
@@ -568,7 +662,12 @@ def test_more_shards_and_more_recomputation_take_less_memory(large):
 
     def gib(**settings):
         changes = {key.replace("__", "."): value for key, value in settings.items()}
-        return cost_model.guess(cost_model.resketch(one, suggestions.changed(large.config, changes))).bytes / 2**30
+        return (
+            cost_model.guess(
+                cost_model.resketch(one, suggestions.changed(large.config, changes))
+            ).bytes
+            / 2**30
+        )
 
     plain = gib()
     assert gib(mesh__zero=True) < plain
@@ -604,12 +703,16 @@ def test_every_suggestion_can_be_pasted_and_fits_by_the_model(small, limit):
 
 def test_a_job_that_cannot_fit_is_told_so(small):
     (text,) = suggested(small, 0.001)
-    assert text.startswith("no setting of this config makes it fit into 0.00 GiB per chip: use a larger --topology")
+    assert text.startswith(
+        "no setting of this config makes it fit into 0.00 GiB per chip: use a larger --topology"
+    )
 
 
 def test_a_mixer_is_not_told_to_use_settings_of_transformers(tmp_path):
     path = tmp_path / "mixer.py"
-    path.write_text(re.sub("config.model = .*", 'config.model = dict(variant="Mixer-S/16", depth=4)', TINY))
+    path.write_text(
+        re.sub("config.model = .*", 'config.model = dict(variant="Mixer-S/16", depth=4)', TINY)
+    )
     job = job_of(loaded(str(path), "image_size=224", "data.batch_size=512"), 2, 4)
     texts = [text for limit in (0.2, 0.5, 1.0) for text in suggested(job, limit)]
     assert any(text.startswith("--config.mesh") for text in texts)
@@ -620,7 +723,9 @@ def test_candidates_divide_fit_and_come_fastest_first(small):
     found = search.candidates(small, 2.0)
     one, order = cost_model.sketch(small), []
     for values, config in found:
-        guess = cost_model.guess(cost_model.resketch(one, config))  # raises where something does not divide
+        guess = cost_model.guess(
+            cost_model.resketch(one, config)
+        )  # raises where something does not divide
         assert guess.bytes < 0.95 * 2.0 * 2**30
         order.append((search.family(values), guess.ms))
     families = [family for family, _ in order]
@@ -632,7 +737,9 @@ def test_candidates_divide_fit_and_come_fastest_first(small):
 
 
 def test_a_search_without_a_candidate_says_so(small):
-    with pytest.raises(NegativeResult, match=r"fit into 0\.01 GiB per chip on 8 chips: use a larger --topology"):
+    with pytest.raises(
+        NegativeResult, match=r"fit into 0\.01 GiB per chip on 8 chips: use a larger --topology"
+    ):
         search.candidates(small, 0.01)
 
 
@@ -646,12 +753,20 @@ def test_the_best_plan_is_the_fastest_that_fits():
     assert (best["name"], best["settings"]) == (3, "--config.accum_steps=3")
     assert [tried["settings"][-1] for tried in best["tried"]] == ["3", "1", "2", "4"]
     assert report.outcome(best["tried"][0]) == "5 ms, 1.00 GiB per chip: --config.accum_steps=3"
-    assert report.outcome(best["tried"][2]) == "does not fit, 1.00 GiB per chip: --config.accum_steps=2"
+    assert (
+        report.outcome(best["tried"][2])
+        == "does not fit, 1.00 GiB per chip: --config.accum_steps=2"
+    )
     assert report.outcome(best["tried"][3]) == "failed (no such mesh): --config.accum_steps=4"
 
 
 def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsys):
-    plans = iter([UserError("torn\nslices"), dict(step_ms=dict(low=3, high=3), fits=True, hbm_gib=dict(total=1.0))])
+    plans = iter(
+        [
+            UserError("torn\nslices"),
+            dict(step_ms=dict(low=3, high=3), fits=True, hbm_gib=dict(total=1.0)),
+        ]
+    )
 
     def planned(*_):
         found = next(plans)
@@ -663,21 +778,25 @@ def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsy
     monkeypatch.setattr(run, "plan", planned)
     args = types.SimpleNamespace(topology="v5e:2x4", num_slices=1, search=True, max_compiles=2)
     found = run.run(small.config, args, 15.75)
-    assert found["fits"] and [tried.get("error") for tried in found["tried"]] == [None, "torn slices"]
+    assert found["fits"] and [tried.get("error") for tried in found["tried"]] == [
+        None,
+        "torn slices",
+    ]
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("1: failed (torn slices): --config.") and lines[1].startswith("2: 3 ms, 1.00 GiB")
+    assert lines[0].startswith("1: failed (torn slices): --config.") and lines[1].startswith(
+        "2: 3 ms, 1.00 GiB"
+    )
 
 
 def test_where_nothing_fits_the_smallest_plan_is_the_result():
     plans = [dict(step_ms=None, fits=False, hbm_gib=dict(total=gib)) for gib in (20.0, 17.0)]
-    found = search.best([dict(settings={"accum_steps": i}, plan=plan) for i, plan in enumerate(plans)])
+    found = search.best(
+        [dict(settings={"accum_steps": i}, plan=plan) for i, plan in enumerate(plans)]
+    )
     assert not found["fits"] and found["hbm_gib"]["total"] == 17.0
     assert [tried["hbm_gib"] for tried in found["tried"]] == [17.0, 20.0]
     with pytest.raises(UserError, match="none of the 1 settings could be planned: no such mesh"):
         search.best([dict(settings={}, error="no such mesh")])
-
-
-# --- the result -------------------------------------------------------------------------------------------------------
 
 
 def planned(job, monkeypatch, compiled, limit_gib=15.75) -> dict:
@@ -697,9 +816,21 @@ def test_a_plan_has_the_keys_of_the_interface_and_adds_up(small, monkeypatch, ca
     parts = [plan["hbm_gib"][kind] for kind in ("params", "opt_state", "activations", "batch")]
     assert sum(parts) == pytest.approx(plan["hbm_gib"]["total"])
     assert plan["hbm_gib"]["params"] == pytest.approx(plan["params"] * 4 / 2**30)
-    assert set(plan["step_ms"]) == {"compute_roofline", "compute_estimate", "communication", "low", "high"}
-    assert all(set(found) == {"kind", "axis", "count", "bytes", "overlapped"} for found in plan["collectives"])
-    for key, scale in (("mfu", 3 * plan["model_flops_per_image"] / 3 / 197e12), ("images_per_sec_per_chip", 1)):
+    assert set(plan["step_ms"]) == {
+        "compute_roofline",
+        "compute_estimate",
+        "communication",
+        "low",
+        "high",
+    }
+    assert all(
+        set(found) == {"kind", "axis", "count", "bytes", "overlapped"}
+        for found in plan["collectives"]
+    )
+    for key, scale in (
+        ("mfu", 3 * plan["model_flops_per_image"] / 3 / 197e12),
+        ("images_per_sec_per_chip", 1),
+    ):
         for end, other in (("low", "high"), ("high", "low")):
             assert plan[key][end] == pytest.approx(1024 / 8 / plan["step_ms"][other] * 1e3 * scale)
     assert plan["chip_hours"]["high"] == pytest.approx(plan["days"]["high"] * 24 * 8)
@@ -710,13 +841,17 @@ def test_a_plan_has_the_keys_of_the_interface_and_adds_up(small, monkeypatch, ca
 
 
 def test_a_plan_that_does_not_fit_has_suggestions_in_lines_of_their_own(small, monkeypatch, capsys):
-    plan = planned(small, monkeypatch, compilation.Compiled(1.0, 17, 20 * 2.0**30, None), limit_gib=1.2)
+    plan = planned(
+        small, monkeypatch, compilation.Compiled(1.0, 17, 20 * 2.0**30, None), limit_gib=1.2
+    )
     assert set(plan) >= KEYS
     assert not plan["fits"] and plan["step_ms"] is plan["collectives"] is plan["mfu"] is None
     assert "step" not in dict(report.rows(plan))
     report.show(plan)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("would fit:")] == [f"would fit: {s}" for s in plan["suggestions"]]
+    assert [line for line in lines if line.startswith("would fit:")] == [
+        f"would fit: {s}" for s in plan["suggestions"]
+    ]
     assert any("DOES NOT FIT: 20." in line for line in lines)
     assert any("0% of the parameters are split over chips" in line for line in lines)
     report.show(plan | dict(suggestions=suggested(small, 0.001)))
@@ -726,9 +861,6 @@ def test_a_plan_that_does_not_fit_has_suggestions_in_lines_of_their_own(small, m
 def test_a_program_over_the_given_memory_does_not_fit_although_it_compiles(small, monkeypatch):
     compiled = compilation.Compiled(1.0, 17, 2.0**30, hlo.Program(SENT))
     assert not planned(small, monkeypatch, compiled, limit_gib=0.9)["fits"]
-
-
-# --- the same step as training ----------------------------------------------------------------------------------------
 
 
 class Lowered(Exception):

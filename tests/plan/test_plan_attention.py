@@ -1,4 +1,6 @@
-"""Attention compiled for TPUs that are not there: which way is taken, what crosses devices, and memory."""
+"""Attention compiled for TPUs that are not there: which way is taken, what crosses devices, and
+memory.
+"""
 
 import os
 import re
@@ -28,7 +30,9 @@ def devices():
 
 
 def compiled(function, mesh, x, *others):
-    """Forward and backward pass of `function` on a mesh that is only described; its output has the shape of `x`."""
+    """Forward and backward pass of `function` on a mesh that is only described; its output has the
+    shape of `x`.
+    """
 
     def step(x, *others):
         y, vjp = jax.vjp(function, x, *others)
@@ -39,10 +43,13 @@ def compiled(function, mesh, x, *others):
 
 
 def placed(mesh, shape, dtype, *axes):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, sharding.spec(*axes)))
+    return jax.ShapeDtypeStruct(
+        shape, dtype, sharding=jax.NamedSharding(mesh, sharding.spec(*axes))
+    )
 
 
-# A length that makes one block, one that makes two; widths of H, g and G; what float32 adds to the memory of a kernel.
+# A length that makes one block, one that makes two; widths of H, g and G; what float32 adds to the
+# memory of a kernel.
 @pytest.mark.parametrize(
     ("length", "width", "dtype"),
     [(600, 80, "bfloat16"), (1370, 104, "bfloat16"), (1370, 88, "float32"), (2305, 64, "bfloat16")],
@@ -50,11 +57,14 @@ def placed(mesh, shape, dtype, *axes):
 def test_auto_takes_splash_which_every_device_computes_alone(devices, length, width, dtype):
     mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
     function = lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32)  # noqa: E731
-    program = compiled(function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv"))
+    program = compiled(
+        function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv")
+    )
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
     assert not any(f" {word}(" in text for word in COLLECTIVES)
-    # Of either example and head, the scores alone are length^2 float32: einsum holds several of those.
+    # Of either example and head, the scores alone are length^2 float32: einsum holds several of
+    # those.
     assert program.memory_analysis().temp_size_in_bytes < 2 * length * length * 4 + 16 * 2**20
 
 
@@ -63,17 +73,23 @@ def test_a_scanned_and_rematerialised_encoder_takes_splash_and_much_less_memory(
     x = placed(mesh, (256, 600, 256), jnp.bfloat16, "batch", "length", "embed")
     temporary = {}
     for way in ("auto", "einsum"):
-        layers = encoder.Encoder(2, 256, 4, posemb="none", scan=True, remat="full", dtype=jnp.bfloat16, attention=way)
+        layers = encoder.Encoder(
+            2, 256, 4, posemb="none", scan=True, remat="full", dtype=jnp.bfloat16, attention=way
+        )
         params = jax.eval_shape(layers.init, jax.random.key(0), jnp.zeros((1, 600, 256)), (20, 30))
         params = jax.tree.map(lambda leaf: placed(mesh, leaf.shape, leaf.dtype), params)
-        program = compiled(lambda x, params, layers=layers: layers.apply(params, x, (20, 30)), mesh, x, params)
+        program = compiled(
+            lambda x, params, layers=layers: layers.apply(params, x, (20, 30)), mesh, x, params
+        )
         assert ("tpu_custom_call" in program.as_text()) == (way == "auto")
         temporary[way] = program.memory_analysis().temp_size_in_bytes
     assert temporary["auto"] < 0.7 * temporary["einsum"]
 
 
 def test_no_square_of_scores_is_copied_with_128_images_per_chip(devices):
-    """The compiler by itself puts the images last in memory and copies each of the squares to and fro."""
+    """The compiler by itself puts the images last in memory and copies each of the squares to and
+    fro.
+    """
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
     x = placed(mesh, (4 * 128, 197, 768), jnp.bfloat16, "batch", "length", "embed")
     layers = encoder.Encoder(2, 3072, 12, posemb="none", dtype=jnp.bfloat16)

@@ -1,4 +1,6 @@
-"""`vit_jax.plan` as users run it: tiny models compiled by the TPU compiler for pods that are not there."""
+"""`vit_jax.plan` as users run it: tiny models compiled by the TPU compiler for pods that are not
+there.
+"""
 
 import dataclasses
 import functools
@@ -40,13 +42,21 @@ class Done:
 
     def sent(self, kind: str, axis: str = "") -> int:
         """Bytes per chip and step of one kind of collective along a mesh axis, or all."""
-        found = [c for c in self.plan["collectives"] if c["kind"] == kind and axis in ("", *c["axis"].split("+"))]
+        found = [
+            c
+            for c in self.plan["collectives"]
+            if c["kind"] == kind and axis in ("", *c["axis"].split("+"))
+        ]
         return sum(c["bytes"] for c in found)
 
     @property
     def would_fit(self) -> list[list[str]]:
         """The arguments of every suggestion."""
-        return [re.findall(r"--\S+", line) for line in self.out.splitlines() if line.startswith("would fit: ")]
+        return [
+            re.findall(r"--\S+", line)
+            for line in self.out.splitlines()
+            if line.startswith("would fit: ")
+        ]
 
 
 @functools.cache
@@ -56,8 +66,17 @@ def planned(*arguments: str) -> Done:
     with tempfile.TemporaryDirectory() as folder:
         config, out = pathlib.Path(folder) / "tiny.py", pathlib.Path(folder) / "plan.json"
         config.write_text(CONFIG)
-        line = [sys.executable, "-m", "vit_jax.plan", f"--config={config}", f"--json={out}", *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=500)
+        line = [
+            sys.executable,
+            "-m",
+            "vit_jax.plan",
+            f"--config={config}",
+            f"--json={out}",
+            *arguments,
+        ]
+        done = subprocess.run(
+            line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=500
+        )
         plan = json.loads(out.read_text()) if out.exists() else None
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, plan, done.stdout, (done.stderr.strip().splitlines() or [""])[-1])
@@ -84,9 +103,12 @@ def test_fsdp_splits_the_parameters_and_gathers_them():
     done = planned(EIGHT, "--config.mesh.fsdp=4")
     plan, plain = done.plan, planned(EIGHT).plan
     assert done.code == 0 and plan["sharding_constraints"] > 0
-    # All but vectors, the head (whose 1,000 classes do not divide, but whose width does) and positions are in quarters.
+    # All but vectors, the head (whose 1,000 classes do not divide, but whose width does) and
+    # positions are in quarters.
     assert plan["hbm_gib"]["params"] * 2**30 == pytest.approx(plan["params"] * 4 / 4, rel=0.03)
-    assert plan["hbm_gib"]["opt_state"] == pytest.approx(plain["hbm_gib"]["opt_state"] / 4, rel=0.03)
+    assert plan["hbm_gib"]["opt_state"] == pytest.approx(
+        plain["hbm_gib"]["opt_state"] / 4, rel=0.03
+    )
     # Once forward and once backward, in bfloat16.
     assert 0.5 < done.sent("all-gather", "fsdp") / (2 * 2 * plan["params"]) < 2
     assert done.sent("reduce-scatter", "fsdp") > 0.5 * 2 * plan["params"]
@@ -98,7 +120,9 @@ def test_scanned_layers_gather_as_much_as_single_ones():
         planned(EIGHT, "--config.mesh.fsdp=4"),
     )
     assert done.plan["hbm_gib"]["params"] == pytest.approx(single.plan["hbm_gib"]["params"])
-    assert done.sent("all-gather", "fsdp") == pytest.approx(single.sent("all-gather", "fsdp"), rel=0.35)
+    assert done.sent("all-gather", "fsdp") == pytest.approx(
+        single.sent("all-gather", "fsdp"), rel=0.35
+    )
 
 
 def test_tensor_parallelism_sums_activations_over_its_axis():
@@ -123,7 +147,10 @@ def test_between_slices_go_the_gradients_alone(axis):
 def test_slices_that_would_be_torn_apart_are_exit_code_2():
     done = planned(EIGHT, "--num_slices=2", "--config.mesh.fsdp=16")
     assert done.code == 2 and done.plan is None
-    assert done.last.startswith("error: ") and "make --config.mesh.replica a multiple of 2" in done.last
+    assert (
+        done.last.startswith("error: ")
+        and "make --config.mesh.replica a multiple of 2" in done.last
+    )
 
 
 def test_a_shape_that_does_not_exist_is_exit_code_2():

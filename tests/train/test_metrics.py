@@ -39,7 +39,10 @@ def test_one_process_writes_everything_to_log_and_stderr(tmp_path, capsys):
         log.info("hello")
         log.warning("careful")
     err, text = capsys.readouterr().err, (tmp_path / "log.txt").read_text()
-    assert err == text and [line.split(" ", 1)[1] for line in text.splitlines()] == ["I hello", "W careful"]
+    assert err == text and [line.split(" ", 1)[1] for line in text.splitlines()] == [
+        "I hello",
+        "W careful",
+    ]
     assert not (tmp_path / "logs").exists()
 
 
@@ -50,7 +53,11 @@ def test_the_others_write_a_log_of_their_own_and_only_warnings_to_stderr(tmp_pat
         log.warning("careful")
         raise UserError("no data: get some")
     text = (tmp_path / "logs/process_3.txt").read_text().splitlines()
-    assert [line.split(" ", 1)[1] for line in text] == ["I hello", "W careful", "E UserError: no data: get some"]
+    assert [line.split(" ", 1)[1] for line in text] == [
+        "I hello",
+        "W careful",
+        "E UserError: no data: get some",
+    ]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("[process 3] ") and line.endswith("W careful")
     assert not (tmp_path / "log.txt").exists()
@@ -71,7 +78,9 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
     with cli.logging_to(epath.Path(tmp_path)):
         metrics.show_summary(epath.Path(tmp_path), TOTALS)
     assert capsys.readouterr().err == (tmp_path / "log.txt").read_text()
-    lines = [line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()]
+    lines = [
+        line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()
+    ]
     assert [" ".join(line) for line in lines] == [
         "steps 1,200 in 1:02:03",
         "images/s 12,346, 1,543.2 per chip",
@@ -88,7 +97,9 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
 
 def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, capsys, monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100)
+    )
     with cli.logging_to(epath.Path(tmp_path)):
         metrics.show_summary(epath.Path(tmp_path), TOTALS)
     assert "images/s" in screen.getvalue() and "│" in screen.getvalue()

@@ -1,4 +1,6 @@
-"""Updates that are not finite: left out, counted, told; after enough of them in a row the run ends with their ids."""
+"""Updates that are not finite: left out, counted, told; after enough of them in a row the run ends
+with their ids.
+"""
 
 import json
 
@@ -84,11 +86,15 @@ def test_after_the_limit_nothing_changes_any_more():
 
 
 def test_the_report_names_where_it_began(tmp_path):
-    watched = nonfinite.SkippedUpdates(2, tmp_path, lambda update: [10 * update + i for i in range(9)])
+    watched = nonfinite.SkippedUpdates(
+        2, tmp_path, lambda update: [10 * update + i for i in range(9)]
+    )
     sound = {"train/skipped_steps": 0, "train/skipped_in_row": 0, "train/loss": 1.0}
     watched.look(4, sound, False)
     bad = sound | {"train/skipped_steps": 6, "train/skipped_in_row": 6, "train/loss": float("nan")}
-    with pytest.raises(NegativeResult, match=r"2 updates in a row, from step 5 on .*step 5: 50, 51, .* 57, \.\.\.;"):
+    with pytest.raises(
+        NegativeResult, match=r"2 updates in a row, from step 5 on .*step 5: 50, 51, .* 57, \.\.\.;"
+    ):
         watched.look(10, bad, False)
     assert list(json.loads((tmp_path / "nonfinite.json").read_text())["example_ids"]) == ["5", "6"]
 
@@ -110,7 +116,9 @@ def test_a_state_that_is_not_finite_is_not_saved(tiny, tmp_path, monkeypatch, ca
         return train_step
 
     monkeypatch.setattr(loop.step, "make_train_step", make_train_step)
-    assert run(tiny, tmp_path / "run", "--config.max_skipped=100", "--config.evals.val.every=0") == 1
+    assert (
+        run(tiny, tmp_path / "run", "--config.max_skipped=100", "--config.evals.val.every=0") == 1
+    )
     assert "the state after step 8 is not finite" in last_error(capsys)
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["4"]
 
@@ -121,5 +129,7 @@ def test_the_learning_rate_that_is_told_is_the_one_that_was_used(tiny, tmp_path,
     assert run(tiny, tmp_path / "straight", "--config.evals.val.every=0") == 0
     poisoned(monkeypatch, {5})
     assert run(tiny, tmp_path / "run", "--config.evals.val.every=0") == 0
-    straight, found = ([line["train/lr"] for line in metric_lines(tmp_path / name)] for name in ("straight", "run"))
+    straight, found = (
+        [line["train/lr"] for line in metric_lines(tmp_path / name)] for name in ("straight", "run")
+    )
     assert found == straight[:5] + straight[4:-1]

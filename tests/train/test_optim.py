@@ -21,12 +21,17 @@ from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
 SCHEDULES, SCHEDULE_CONFIG = golden("lr_schedules")
-# Options of the published schedules by our names; the others are lengths in other units, see `ours`.
-SAME = {"linear_end": "end_lr", "end": "end_lr"} | {key: key for key in ("power", "timescale", "shift")}
+# Options of the published schedules by our names; the others are lengths in other units, see
+# `ours`.
+SAME = {"linear_end": "end_lr", "end": "end_lr"} | {
+    key: key for key in ("power", "timescale", "shift")
+}
 
 
 def ours(case) -> dict:
-    """Arguments of `make_schedule` for a published case: what is in epochs, examples or percent becomes steps."""
+    """Arguments of `make_schedule` for a published case: what is in epochs, examples or percent
+    becomes steps.
+    """
     kwargs = dict(case["kwargs"])
     batch, total, base = kwargs.pop("batch_size", 0), kwargs["total_steps"], kwargs.pop("base", 1.0)
     epoch = kwargs.pop("data_size", 0) / batch if batch else 0
@@ -37,7 +42,11 @@ def ours(case) -> dict:
     if found["name"] == "stair":
         found["stairs"] = tuple(zip(kwargs.pop("steps"), kwargs.pop("mults"), strict=True))
     for name in list(kwargs):
-        for unit, length in (("_steps", 1), ("_epochs", epoch), ("_examples", 1 / batch if batch else 0)):
+        for unit, length in (
+            ("_steps", 1),
+            ("_epochs", epoch),
+            ("_examples", 1 / batch if batch else 0),
+        ):
             if name.endswith(unit):
                 found[name.removesuffix(unit) + "_steps"] = round(kwargs.pop(name) * length)
         if name.endswith("_percent"):
@@ -53,12 +62,14 @@ def test_schedules_equal_the_published_ones(case):
 
 
 def test_published_schedules_cover_all_but_the_constant_one():
-    assert {case["kwargs"]["decay_type"] for case in SCHEDULE_CONFIG["cases"]} == set(schedules.SCHEDULES) - {
-        "constant"
-    }
+    assert {case["kwargs"]["decay_type"] for case in SCHEDULE_CONFIG["cases"]} == set(
+        schedules.SCHEDULES
+    ) - {"constant"}
     assert len(SCHEDULE_CONFIG["cases"]) == 14
     schedule = schedules.make_schedule("constant", 0.5, 100, 10, cooldown_steps=20)
-    np.testing.assert_allclose([schedule(step) for step in (0, 5, 10, 80, 90)], [0, 0.25, 0.5, 0.5, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(
+        [schedule(step) for step in (0, 5, 10, 80, 90)], [0, 0.25, 0.5, 0.5, 0.25], rtol=1e-6
+    )
 
 
 def test_stairs_count_from_the_start_of_the_run_and_multiply_the_base():
@@ -75,7 +86,9 @@ def test_warm_up_starts_at_zero_and_cooldown_ends_there():
 
 def test_a_run_may_end_inside_its_warm_up():
     schedule = schedules.make_schedule("cosine", 1.0, 10, 40)
-    np.testing.assert_allclose([schedule(step) for step in (0, 5, 10)], [0.0, 0.125, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(
+        [schedule(step) for step in (0, 5, 10)], [0.0, 0.125, 0.25], rtol=1e-6
+    )
 
 
 def settings(**values):
@@ -89,7 +102,8 @@ PLAIN = dict(grad_clip_norm=0.0, warmup_steps=0)
 MULTS = dict(frozen="embedding/.*", lr_mults=(("head/.*", 3.0), (".*", 1.0)))
 MULTS |= dict(wd_mults=((".*/kernel", 1.0), (".*/scale", 0.5)))
 
-# Config of every published trajectory, and the tolerance: bfloat16 may round a tie to the other side.
+# Config of every published trajectory, and the tolerance: bfloat16 may round a tie to the other
+# side.
 TRAJECTORIES = {
     "optim_bv_adam_bf16": (settings(wd=0.001, **BIG_VISION, **BF16), 3e-5),
     "optim_bv_adam_f32_mults_frozen": (
@@ -112,7 +126,8 @@ TRAJECTORIES = {
     "optim_bv_sgd": (settings(name="sgd", lr=0.1, momentum=0.0, **PLAIN), 1e-6),
     "optim_vitjax_sgd_float32": (settings(name="sgd", lr=0.03), 1e-6),
     "optim_vitjax_sgd_bfloat16": (settings(name="sgd", lr=0.03, **BF16), 3e-5),
-    # AdamW by learning rate times decay, with the same trajectory: big_vision's wd is ours times its learning rate.
+    # AdamW by learning rate times decay, with the same trajectory: big_vision's wd is ours times
+    # its learning rate.
     "optim_bv_adam_bf16 ": (settings(wd=0.1, **BF16), 3e-5),
 }  # fmt: skip
 
@@ -128,7 +143,9 @@ def trajectory(config, params, grads):
 
     state = tx.init(params)
     for step in range(len(jax.tree.leaves(grads)[0])):
-        params, state = update(params, state, jax.tree.map(lambda value, step=step: value[step], grads))
+        params, state = update(
+            params, state, jax.tree.map(lambda value, step=step: value[step], grads)
+        )
         yield params
 
 
@@ -140,7 +157,9 @@ def test_updates_equal_the_published_trajectory(name):
     params, grads, truth = below(common, "params0"), below(common, "grads"), below(arrays, "params")
     for step, found in enumerate(trajectory(config, params, grads)):
         for key, value in found.items():
-            np.testing.assert_allclose(value, truth[key][step + 1], atol=tolerance, err_msg=f"{key} step {step}")
+            np.testing.assert_allclose(
+                value, truth[key][step + 1], atol=tolerance, err_msg=f"{key} step {step}"
+            )
 
 
 def test_every_published_trajectory_is_used():
@@ -149,9 +168,16 @@ def test_every_published_trajectory_is_used():
 
 
 def test_adafactor_is_its_formula_without_factors():
-    """arXiv 1804.04235 algorithm 4 for a vector, with the capped beta2 and an undebiased mean, in numpy."""
+    """arXiv 1804.04235 algorithm 4 for a vector, with the capped beta2 and an undebiased mean, in
+    numpy.
+    """
     config = settings(
-        name="adafactor", beta2_cap=0.5, clipping_threshold=0.5, momentum=0.8, schedule="constant", **PLAIN
+        name="adafactor",
+        beta2_cap=0.5,
+        clipping_threshold=0.5,
+        momentum=0.8,
+        schedule="constant",
+        **PLAIN,
     )
     grads = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     w, v, m = np.ones(4), np.zeros(4), np.zeros(4)
@@ -167,9 +193,14 @@ def test_adafactor_is_its_formula_without_factors():
 def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
     """The second half is apex's FusedLAMB and timm's Lamb, with which these numbers agree to 3e-7."""
     rng = np.random.default_rng(0)
-    params = {"a": {"kernel": rng.normal(size=(5, 4)), "bias": rng.normal(size=4)}, "z": {"kernel": np.zeros((3, 2))}}
+    params = {
+        "a": {"kernel": rng.normal(size=(5, 4)), "bias": rng.normal(size=4)},
+        "z": {"kernel": np.zeros((3, 2))},
+    }
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    grads = jax.tree.map(lambda x: jnp.asarray(3 * rng.normal(size=(6, *x.shape)), jnp.float32), params)
+    grads = jax.tree.map(
+        lambda x: jnp.asarray(3 * rng.normal(size=(6, *x.shape)), jnp.float32), params
+    )
     config = settings(name="lamb", eps=1e-6, wd=0.1, schedule="constant", warmup_steps=0)
     is_kernel = {"a": {"kernel": True, "bias": False}, "z": {"kernel": True}}
     labels = jax.tree.map(lambda kernel: "lamb" if kernel else "adam", is_kernel)
@@ -179,14 +210,18 @@ def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
     for step, found in enumerate(trajectory(config, params, grads)):
         updates, state = tx.update(jax.tree.map(lambda g, step=step: g[step], grads), state, truth)
         truth = optax.apply_updates(truth, updates)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, truth)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, truth
+        )
 
 
 def test_lamb_moves_a_kernel_by_lr_times_its_norm():
-    """arXiv 1904.00962 algorithm 2: the first step of Adam is the sign of the gradient, and decay joins before the norm
-    is taken."""
+    """arXiv 1904.00962 algorithm 2: the first step of Adam is the sign of the gradient, and decay
+    joins before the norm is taken."""
     kernel, grad = np.array([3.0, -4.0], np.float32), np.array([0.5, 0.25], np.float32)
-    config = settings(name="lamb", wd=0.1, schedule="constant", warmup_steps=0, lr_mults=(("a/.*", 2.0),))
+    config = settings(
+        name="lamb", wd=0.1, schedule="constant", warmup_steps=0, lr_mults=(("a/.*", 2.0),)
+    )
     (found,) = trajectory(config, {"a": {"kernel": kernel}}, {"a": {"kernel": grad[None]}})
     direction = np.sign(grad) + 0.1 * kernel
     wanted = kernel - 2.0 * 0.01 * 5.0 * direction / np.linalg.norm(direction)
@@ -201,7 +236,9 @@ def test_lamb_is_the_same_for_stacked_layers():
     config = settings(name="lamb", wd=0.1, warmup_steps=0)
     stacked_grads = scan_layout.stack_blocks(grads, lambda leaves: jnp.stack(leaves, axis=1))
     looped = trajectory(config, params, grads)
-    for one, other in zip(looped, trajectory(config, scan_layout.stack_blocks(params), stacked_grads), strict=True):
+    for one, other in zip(
+        looped, trajectory(config, scan_layout.stack_blocks(params), stacked_grads), strict=True
+    ):
         other = scan_layout.unstack_blocks(other)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
 
@@ -225,17 +262,25 @@ def test_optimizers_remember_no_more_than_they_need():
 def test_frozen_parameters_stay_and_count_in_no_norm():
     params = {"a": {"kernel": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
     grads = {"a": {"kernel": jnp.full((1, 3), 100.0)}, "b": {"kernel": jnp.full((1, 3), 0.1)}}
-    config = settings(name="sgd", momentum=0.0, frozen="a/.*", wd=0.5, schedule="constant", warmup_steps=0)
+    config = settings(
+        name="sgd", momentum=0.0, frozen="a/.*", wd=0.5, schedule="constant", warmup_steps=0
+    )
     (found,) = trajectory(config, params, grads)
     np.testing.assert_array_equal(found["a"]["kernel"], 1.0)
-    np.testing.assert_allclose(found["b"]["kernel"], 1 - 0.01 * (0.1 + 0.5), rtol=1e-6)  # 0.1: nothing was clipped
+    np.testing.assert_allclose(
+        found["b"]["kernel"], 1 - 0.01 * (0.1 + 0.5), rtol=1e-6
+    )  # 0.1: nothing was clipped
 
 
 @pytest.mark.parametrize("times_lr", [True, False])
 def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
     params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
     config = settings(
-        wd=0.1, wd_times_lr=times_lr, lr_mults=(("a/.*", 0.5), (".*", 2.0)), schedule="constant", warmup_steps=0
+        wd=0.1,
+        wd_times_lr=times_lr,
+        lr_mults=(("a/.*", 0.5), (".*", 2.0)),
+        schedule="constant",
+        warmup_steps=0,
     )
     (found,) = trajectory(config, params, jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), params))
     lost = {name: float(1 - leaf["kernel"][0]) for name, leaf in found.items()}
@@ -254,8 +299,14 @@ def test_decay_reaches_the_masked_parameters_only():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: schedules.make_schedule("step", 1.0, 10), "unknown schedule 'step': use one of cosine"),
-        (lambda: optim.make_optimizer(settings(name="lion"), {}, 10), "unknown optimizer 'lion': use one of adam"),
+        (
+            lambda: schedules.make_schedule("step", 1.0, 10),
+            "unknown schedule 'step': use one of cosine",
+        ),
+        (
+            lambda: optim.make_optimizer(settings(name="lion"), {}, 10),
+            "unknown optimizer 'lion': use one of adam",
+        ),
     ],
 )
 def test_mistakes_are_named(call, message):
@@ -268,18 +319,30 @@ def test_mistakes_are_named(call, message):
 def test_patterns_that_match_no_whole_path_are_named(key, pattern):
     value = pattern if key == "frozen" else ((pattern, 1.0),)
     params = {"a": {"kernel": jnp.ones(3)}, "head": {"kernel": jnp.ones(3)}}
-    with pytest.raises(UserError, match=rf"config key optim.{key}: .* matches no parameter .* such as a/kernel"):
+    with pytest.raises(
+        UserError, match=rf"config key optim.{key}: .* matches no parameter .* such as a/kernel"
+    ):
         optim.make_optimizer(settings(wd=0.1, **{key: value}), params, 10)
 
 
 def test_a_pattern_behind_one_that_takes_all_is_named():
     mults = ((".*", 1.0), ("head/.*", 3.0))
-    with pytest.raises(UserError, match=r"lr_mults: 'head/\.\*' matches no parameter that the .* before it leave"):
+    with pytest.raises(
+        UserError, match=r"lr_mults: 'head/\.\*' matches no parameter that the .* before it leave"
+    ):
         optim.make_optimizer(settings(lr_mults=mults), {"head": {"kernel": jnp.ones(3)}}, 10)
 
 
-ADAFACTOR = ["--config.optim.name=adafactor", "--config.optim.clipping_threshold=1", "--config.optim.wd=0.01"]
-ADAFACTOR += ["--config.optim.momentum_dtype=bfloat16", "--config.total_steps=6", "--config.optim.lr=0.01"]
+ADAFACTOR = [
+    "--config.optim.name=adafactor",
+    "--config.optim.clipping_threshold=1",
+    "--config.optim.wd=0.01",
+]
+ADAFACTOR += [
+    "--config.optim.momentum_dtype=bfloat16",
+    "--config.total_steps=6",
+    "--config.optim.lr=0.01",
+]
 
 
 def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
@@ -293,20 +356,31 @@ def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
 def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(tiny, tmp_path):
     arguments = [*ADAFACTOR, "--config.optim.frozen=embedding/.*"]
     one, params = run(tiny, tmp_path / "one", *arguments)
-    split, _ = run(tiny, tmp_path / "split", *arguments, "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    split, _ = run(
+        tiny, tmp_path / "split", *arguments, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"
+    )
     np.testing.assert_allclose(split, one, rtol=1e-5)
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
     model = experiment.make_model(config, 10)
-    start = scan_layout.flatten(states.init_state(config, model, experiment.make_optimizer(config, model, 3)[0]).params)
+    start = scan_layout.flatten(
+        states.init_state(config, model, experiment.make_optimizer(config, model, 3)[0]).params
+    )
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
-    arguments = [*ADAFACTOR, "--config.mesh.fsdp=2", "--config.mesh.tensor=4", "--config.model.width=128"]
-    config = configs.load(tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"])
+    arguments = [
+        *ADAFACTOR,
+        "--config.mesh.fsdp=2",
+        "--config.mesh.tensor=4",
+        "--config.model.width=128",
+    ]
+    config = configs.load(
+        tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"]
+    )
     model, mesh = experiment.make_model(config, 10), meshes.make_mesh(config.mesh)
     tx, _ = experiment.make_optimizer(config, model, 4)
     state = states.abstract_state(config, model, tx, mesh).opt_state
@@ -320,7 +394,12 @@ def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
 
 
 def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path, capsys):
-    assert train.main([f"--config={tiny}", f"--workdir={tmp_path}", "--config.optim.frozen=encoder/.*"]) == 2
+    assert (
+        train.main(
+            [f"--config={tiny}", f"--workdir={tmp_path}", "--config.optim.frozen=encoder/.*"]
+        )
+        == 2
+    )
     assert "config key optim.frozen: 'encoder/.*' matches no parameter" in last_error(capsys)
 
 
@@ -337,7 +416,9 @@ def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen
     assert jax.tree.structure(there) == jax.tree.structure(states.as_dict(scanned))
     back = scan_layout.relayout(there, False, jnp.stack)
     assert jax.tree.structure(back) == jax.tree.structure(states.as_dict(looped))
-    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(states.as_dict(looped)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(back), jax.tree.leaves(states.as_dict(looped)), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -349,14 +430,18 @@ def test_adafactor_resumes_in_the_same_layout_only(tiny, tmp_path):
     assert workdir.differences(configs.load(tiny), saved) == []
 
 
-# --- layer-wise decay of the learning rate ----------------------------------------------------------------------------
-
-
 def layered(scan: bool, decay: float):
     """The update of every parameter by gradients of 1 and a learning rate of 0.5, by name."""
     model = create.create("Ti/8", 5, 16, width=24, depth=3, mlp_dim=32, num_heads=2, scan=scan)
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), create.abstract_params(model))
-    plain = dict(name="sgd", momentum=0.0, nesterov=False, schedule="constant", warmup_steps=0, grad_clip_norm=0.0)
+    plain = dict(
+        name="sgd",
+        momentum=0.0,
+        nesterov=False,
+        schedule="constant",
+        warmup_steps=0,
+        grad_clip_norm=0.0,
+    )
     config = settings(**plain, lr=0.5, wd=0.0, layer_decay=decay)
     tx, _ = optim.make_optimizer(config, params, 10)
     updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
@@ -366,7 +451,9 @@ def layered(scan: bool, decay: float):
 @pytest.mark.parametrize("scan", [False, True])
 def test_every_layer_has_its_share_of_the_learning_rate(scan):
     found = layered(scan, 0.5)
-    shares = {name: set((-2.0 * np.asarray(update)).ravel().tolist()) for name, update in found.items()}
+    shares = {
+        name: set((-2.0 * np.asarray(update)).ravel().tolist()) for name, update in found.items()
+    }
     for name, share in shares.items():
         block = re.search(r"encoderblock_(\d)", name)
         last = name.startswith(("head", "Transformer/encoder_norm"))
@@ -379,12 +466,17 @@ def test_every_layer_has_its_share_of_the_learning_rate(scan):
 def test_layers_are_needed_to_decay_by_layer():
     params = {"block1": {"kernel": jnp.ones(3)}}
     with pytest.raises(UserError, match=r"layer_decay=0.5 needs a model with encoder blocks"):
-        optim.make_optimizer(settings(name="sgd", momentum=0.0, nesterov=False, layer_decay=0.5), params, 10)
+        optim.make_optimizer(
+            settings(name="sgd", momentum=0.0, nesterov=False, layer_decay=0.5), params, 10
+        )
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 0.1, 30.0])
 def test_clipping_is_optaxs(size):
-    updates = {"a": size * np.ones((3, 4), np.float32), "b": [-size * np.arange(5, dtype=np.float32)]}
+    updates = {
+        "a": size * np.ones((3, 4), np.float32),
+        "b": [-size * np.arange(5, dtype=np.float32)],
+    }
     found, truth = (
         tx.update(updates, tx.init(updates))[0]
         for tx in (optim.clip_by_global_norm(0.7), optax.clip_by_global_norm(0.7))

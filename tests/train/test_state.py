@@ -13,7 +13,11 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.train import state as states
 from vit_jax.train import step
 
-RSQRT = ["--config.optim.schedule=rsqrt", "--config.optim.timescale=4", "--config.evals.val.every=0"]
+RSQRT = [
+    "--config.optim.schedule=rsqrt",
+    "--config.optim.timescale=4",
+    "--config.evals.val.every=0",
+]
 COOLDOWN = "--config.optim.cooldown_steps=4"
 KEEP = "--config.checkpoint.keep_every=4"
 
@@ -25,12 +29,19 @@ def trunk(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("trunk")
     (folder / "tiny.py").write_text(TINY)
-    assert run(str(folder / "tiny.py"), folder / "run", *RSQRT, KEEP, "--config.checkpoint.keep_last=1") == 0
+    assert (
+        run(
+            str(folder / "tiny.py"), folder / "run", *RSQRT, KEEP, "--config.checkpoint.keep_last=1"
+        )
+        == 0
+    )
     return str(folder / "tiny.py"), folder / "run"
 
 
 def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(trunk, tmp_path):
-    """The trunk's learning rate is that of a run with a cooldown until this begins: from there on all bits agree."""
+    """The trunk's learning rate is that of a run with a cooldown until this begins: from there on
+    all bits agree.
+    """
     tiny, workdir = trunk
     point = workdir / "checkpoints/8"
     assert run(tiny, tmp_path / "planned", *RSQRT, COOLDOWN) == 0
@@ -61,14 +72,26 @@ def test_a_branch_is_continued_from_its_own_checkpoints(trunk, tmp_path):
 def test_a_branch_may_have_another_layer_layout_and_mesh(trunk, tmp_path):
     tiny, workdir = trunk
     other = ["--config.model.scan=True", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
-    assert run(tiny, tmp_path / "b", *RSQRT, *other, f"--config.branch_from={workdir}/checkpoints/8") == 0
-    losses = [[line["train/loss"] for line in metric_lines(folder)[-4:]] for folder in (workdir, tmp_path / "b")]
+    assert (
+        run(tiny, tmp_path / "b", *RSQRT, *other, f"--config.branch_from={workdir}/checkpoints/8")
+        == 0
+    )
+    losses = [
+        [line["train/loss"] for line in metric_lines(folder)[-4:]]
+        for folder in (workdir, tmp_path / "b")
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 REFUSED = {
-    "the end": (["--config.total_steps=8"], "is a checkpoint of step 8, where this run of 8 steps has ended"),
-    "another model": (["--config.model.depth=3"], r"names a run with another state (model.depth: 2 -> 3)"),
+    "the end": (
+        ["--config.total_steps=8"],
+        "is a checkpoint of step 8, where this run of 8 steps has ended",
+    ),
+    "another model": (
+        ["--config.model.depth=3"],
+        r"names a run with another state (model.depth: 2 -> 3)",
+    ),
     "another optimizer": (
         ["--config.optim.name=sgd"],
         "names a run with another state (optim.momentum: (unset) -> 0.9",
@@ -91,7 +114,9 @@ def test_what_can_not_be_branched_from_is_told_in_one_line(case, trunk, tmp_path
 def test_weights_alone_and_nothing_at_all_are_no_branching_points(trunk, tmp_path, capsys):
     tiny, workdir = trunk
     meta = checkpoint.read_meta(workdir / "checkpoints/8")
-    checkpoint.write_params(tmp_path / "weights", {"x": jnp.ones(3)}, {k: meta[k] for k in ("config", "model")})
+    checkpoint.write_params(
+        tmp_path / "weights", {"x": jnp.ones(3)}, {k: meta[k] for k in ("config", "model")}
+    )
     wrong = {tmp_path / "weights": "names weights alone", tmp_path / "none": "holds no checkpoint"}
     wrong[workdir] = f"is no checkpoint: give one by its step, as {workdir}/checkpoints/12"
     for path, message in wrong.items():
@@ -110,5 +135,9 @@ def test_a_state_is_finite_or_not(bad):
 
 def test_facts_of_a_checkpoint_hold_its_step_and_evaluation(trunk):
     meta = checkpoint.read_meta(trunk[1] / "checkpoints/12")
-    assert meta["step"] == 12 and set(meta["metrics"]) == {"eval/val/top1", "eval/val/loss", "eval/val/count"}
+    assert meta["step"] == 12 and set(meta["metrics"]) == {
+        "eval/val/top1",
+        "eval/val/loss",
+        "eval/val/count",
+    }
     assert json.loads(json.dumps(meta)) == meta

@@ -1,4 +1,6 @@
-"""The training step against the published one, and what must not change it: microbatches, padding, devices."""
+"""The training step against the published one, and what must not change it: microbatches, padding,
+devices.
+"""
 
 import dataclasses
 
@@ -20,7 +22,16 @@ from vit_jax.models.classifier import normalize
 from vit_jax.train import optim, step
 from vit_jax.weights import scan_layout
 
-SIZES = dict(width=64, depth=2, mlp_dim=256, num_heads=4, patch_size=8, image_size=16, num_classes=10, pool="gap")
+SIZES = dict(
+    width=64,
+    depth=2,
+    mlp_dim=256,
+    num_heads=4,
+    patch_size=8,
+    image_size=16,
+    num_classes=10,
+    pool="gap",
+)
 
 
 def preprocessing(num_classes=10, mixup=0.0):
@@ -34,7 +45,10 @@ def build(model, tx, schedule, mixup=0.0, **options):
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    settings = dict(loss="softmax_xent", preprocess=preprocessing(model.num_classes, mixup), seed=0) | options
+    settings = (
+        dict(loss="softmax_xent", preprocess=preprocessing(model.num_classes, mixup), seed=0)
+        | options
+    )
     return step.make_train_step(apply_fn, tx, schedule, **settings)
 
 
@@ -42,22 +56,30 @@ def example_batch(size=16, seed=0):
     rng = np.random.default_rng(seed)
     image = rng.integers(0, 256, (size, 16, 16, 3)).astype(np.uint8)
     label = rng.integers(0, 10, size).astype(np.int32)
-    return dict(image=image, label=label, mask=np.ones(size, np.float32), seed=np.zeros((size, 2), np.int32))
+    return dict(
+        image=image, label=label, mask=np.ones(size, np.float32), seed=np.zeros((size, 2), np.int32)
+    )
 
 
 def setup(model_options=None, optim_options=None, **options):
-    """(state, jitted step) of a small model whose head is random, so that every parameter has a gradient."""
+    """(state, jitted step) of a small model whose head is random, so that every parameter has a
+    gradient.
+    """
     model = vit_jax.create_model(**SIZES, **(model_options or {}))
     params = model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
     params["head"]["kernel"] = 0.1 * jax.random.normal(jax.random.key(1), (64, 10))
-    config = settings(**dict(name="sgd", lr=0.1, warmup_steps=0, grad_clip_norm=0.5) | (optim_options or {}))
+    config = settings(
+        **dict(name="sgd", lr=0.1, warmup_steps=0, grad_clip_norm=0.5) | (optim_options or {})
+    )
     tx, schedule = optim.make_optimizer(config, params, 100)
     state = step.create_state(params, tx, options.get("ema_decay", 0.0))
     return state, jax.jit(build(model, tx, schedule, **options))
 
 
 def difference(one, two) -> float:
-    """Largest difference of two trees, relative to the largest value of each leaf (or 1e-3, if that is smaller)."""
+    """Largest difference of two trees, relative to the largest value of each leaf (or 1e-3, if that
+    is smaller).
+    """
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-3)) for a, b in pairs)
 
@@ -73,7 +95,12 @@ def test_trajectory_equals_vision_transformer(accum_steps):
     schedule = config["schedule"]
     assert schedule["decay_type"] == "cosine"
     optimizer = ml_collections.ConfigDict(
-        settings(name="sgd", lr=schedule["base"], warmup_steps=schedule["warmup_steps"], momentum_dtype="bfloat16")
+        settings(
+            name="sgd",
+            lr=schedule["base"],
+            warmup_steps=schedule["warmup_steps"],
+            momentum_dtype="bfloat16",
+        )
     )
     params = scan_layout.unflatten(below(arrays, "params_step0"))
     tx, rate = optim.make_optimizer(optimizer, params, schedule["total_steps"])
@@ -112,7 +139,13 @@ def test_every_microbatch_and_step_draws_its_own_masks():
 
     tx = optax.sgd(0.1)
     train_step = step.make_train_step(
-        apply_fn, tx, lambda n: 0.1, loss="softmax_xent", preprocess=preprocessing(), seed=3, accum_steps=4
+        apply_fn,
+        tx,
+        lambda n: 0.1,
+        loss="softmax_xent",
+        preprocess=preprocessing(),
+        seed=3,
+        accum_steps=4,
     )
     state = step.create_state({"w": jnp.ones(10)}, tx, 0.0)
     jitted = jax.jit(train_step)
@@ -152,7 +185,9 @@ MESHES = [
 
 @pytest.mark.parametrize(("sizes", "scan"), MESHES, ids=str)
 def test_eight_devices_give_the_loss_of_one(sizes, scan):
-    options = dict(model_options=dict(dropout=0.1, scan=scan), mixup=0.2, accum_steps=2, ema_decay=0.9)
+    options = dict(
+        model_options=dict(dropout=0.1, scan=scan), mixup=0.2, accum_steps=2, ema_decay=0.9
+    )
     state, train_step = setup(**options)
     assert ("encoderblock" in state.params["Transformer"]) == scan
     single = state
@@ -176,13 +211,17 @@ def test_a_non_finite_update_is_left_out_and_counted():
     state, train_step = setup(optim_options=dict(name="adam"), ema_decay=0.99)
     state, _ = train_step(state, example_batch())
     params = jax.tree.map(lambda x: x, state.params)
-    broken = dataclasses.replace(state, params=params | {"head": {**params["head"], "bias": jnp.full(10, jnp.inf)}})
+    broken = dataclasses.replace(
+        state, params=params | {"head": {**params["head"], "bias": jnp.full(10, jnp.inf)}}
+    )
     after, metrics = train_step(broken, example_batch(seed=1))
     assert not np.isfinite(metrics["train/loss"])
     assert after.skipped_steps == 1 and after.skipped_in_row == 1 and after.step == 2
     for field in ("params", "opt_state", "ema_params"):
         for new, old in zip(
-            jax.tree.leaves(getattr(after, field)), jax.tree.leaves(getattr(broken, field)), strict=True
+            jax.tree.leaves(getattr(after, field)),
+            jax.tree.leaves(getattr(broken, field)),
+            strict=True,
         ):
             np.testing.assert_array_equal(new, old)
 
@@ -204,6 +243,7 @@ def test_the_lowered_step_holds_its_sharding_constraints():
     mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
         text = train_step.lower(state, example_batch()).as_text()
-    # Forward: image, encoder input, and in each of two blocks three projections, the MLP and the block's output.
+    # Forward: image, encoder input, and in each of two blocks three projections, the MLP and the
+    # block's output.
     assert text.count("sharding_constraint") >= 2 + 2 * 5
     assert setup()[1].lower(state, example_batch()).as_text().count("sharding_constraint") == 0

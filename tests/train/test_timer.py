@@ -18,15 +18,24 @@ from vit_jax.weights import adapt
     ("variant", "options"),
     [
         ("B/16", {}),
-        ("B/16", dict(pool="gap", image_size=384, pre_logits=True, attention="einsum")),  # XLA counts a loop once
+        (
+            "B/16",
+            dict(pool="gap", image_size=384, pre_logits=True, attention="einsum"),
+        ),  # XLA counts a loop once
         ("S/32", dict(pool="map", image_size=(192, 256))),
         ("R50+B/16", {}),
         ("R26+S/32", dict(image_size=(200, 264))),
         ("R+Ti/16", {}),
         ("S/16", dict(posemb="relative")),  # without the products by distance it would be 4 % off
-        ("S/32", dict(image_size=96, registers=16)),  # 9 patch tokens: the registers are most of the work
+        (
+            "S/32",
+            dict(image_size=96, registers=16),
+        ),  # 9 patch tokens: the registers are most of the work
         ("S/32", dict(image_size=96, pool="map", registers=16, class_token=True)),
-        ("Ti/16", dict(image_size=32, depth=1, num_classes=5000, distilled=True)),  # most of it in the two heads
+        (
+            "Ti/16",
+            dict(image_size=32, depth=1, num_classes=5000, distilled=True),
+        ),  # most of it in the two heads
         ("S/32", dict(image_size=96, pool="gap", class_token=True, fc_norm=True)),
         ("Mixer-S/32", {}),
         ("Mixer-S/16", dict(image_size=(96, 120))),
@@ -54,7 +63,9 @@ class Clock:
 
 
 class Device:
-    """Does the steps one after the other, each `seconds` long, while the host goes on; compiles in the first call."""
+    """Does the steps one after the other, each `seconds` long, while the host goes on; compiles in
+    the first call.
+    """
 
     def __init__(self, clock, compile_s: float):
         self.clock, self.compile_s, self.free, self.seconds = clock, compile_s, 0.0, 1.0
@@ -89,7 +100,12 @@ def test_steps_that_are_dispatched_ahead_are_timed_on_the_device(monkeypatch):
     """The host needs no time at all; without waiting it would see 10 dispatches at once."""
     clock = Clock(monkeypatch)
     timer = StepTimer(batch_size=8, train_flops=100.0, peak_flops=200.0, num_devices=4)
-    steps(timer, Device(clock, compile_s=30.0), batches(clock, 0.0), [1.0] * 4 + [2.0, 5.0] + [1.0] * 4)
+    steps(
+        timer,
+        Device(clock, compile_s=30.0),
+        batches(clock, 0.0),
+        [1.0] * 4 + [2.0, 5.0] + [1.0] * 4,
+    )
     assert clock.now == 30.0 + 13.0, "all but the last two were waited for, and no more"
     report = timer.report()
     assert report.pop("perf/step_ms_p95") == pytest.approx(1e3 * (2.0 + 0.7 * 3.0))
@@ -139,14 +155,20 @@ def test_evaluation_and_checkpoints_are_no_time_of_steps(monkeypatch):
 def test_a_run_without_steps_has_totals(monkeypatch):
     Clock(monkeypatch)
     totals = StepTimer(8, 100.0, None, 1).totals()
-    assert totals["steps"] == 0 and "perf/step_ms_p50" not in totals and "perf/compile_s" not in totals
+    assert (
+        totals["steps"] == 0 and "perf/step_ms_p50" not in totals and "perf/compile_s" not in totals
+    )
 
 
 def test_memory_is_that_of_the_fullest_device(monkeypatch):
     def device(**stats):
         return types.SimpleNamespace(memory_stats=lambda: stats or None)
 
-    devices = [device(peak_bytes_in_use=2**30, bytes_in_use=1), device(bytes_in_use=3 * 2**30), device()]
+    devices = [
+        device(peak_bytes_in_use=2**30, bytes_in_use=1),
+        device(bytes_in_use=3 * 2**30),
+        device(),
+    ]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert hbm_gib() == {"perf/hbm_gib": 3.0}
     monkeypatch.setattr(jax, "local_devices", lambda: [device()])

@@ -1,4 +1,6 @@
-"""Whole runs in this process: what they write, how they continue, how they fine-tune, and how they fail."""
+"""Whole runs in this process: what they write, how they continue, how they fine-tune, and how they
+fail.
+"""
 
 import json
 import math
@@ -58,7 +60,9 @@ def test_a_run_writes_what_the_interface_promises(done):
     keys |= {"perf/images_per_sec", "perf/step_ms", "perf/data_wait"}
     assert all(keys <= set(line) for line in lines)
     assert [line["step"] for line in lines if "eval/val/top1" in line] == [6, 12]
-    assert [line["step"] for line in lines if "checkpoint/stall_s" in line] == [5, 9], "the line after the save"
+    assert [line["step"] for line in lines if "checkpoint/stall_s" in line] == [5, 9], (
+        "the line after the save"
+    )
     assert lines[-1]["eval/val/count"] == 360
     assert abs(lines[0]["train/loss"] - math.log(10)) < 1e-6, "the head starts at zero"
     assert lines[0]["train/lr"] == 0.0 and lines[2]["train/lr"] == pytest.approx(1e-3)
@@ -76,7 +80,9 @@ def test_a_finished_run_that_is_started_again_changes_nothing(done):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("crash", [3, 8, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 11))])
+@pytest.mark.parametrize(
+    "crash", [3, 8, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 11))]
+)
 def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monkeypatch):
     tiny, workdir = done
     write = metrics.MetricWriter.write
@@ -105,7 +111,9 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
     folder = tmp_path / "run"
     # The schedule is that of 12 steps: stop in the middle by a crash of the profiler window.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None)
+        patch.setattr(
+            ProfilerWindow, "before_step", lambda self, step: 1 / 0 if step == 10 else None
+        )
         with pytest.raises(ZeroDivisionError):
             run(tiny, folder, "--config.mesh.fsdp=2")
     changes = [
@@ -115,17 +123,27 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
         "--config.model.remat=full",
     ]
     assert run(tiny, folder, *changes, "--config.accum_steps=2") == 0
-    losses, truth = ([line["train/loss"] for line in metric_lines(path)] for path in (folder, workdir))
+    losses, truth = (
+        [line["train/loss"] for line in metric_lines(path)] for path in (folder, workdir)
+    )
     np.testing.assert_allclose(losses, truth, rtol=1e-4)
     _, params = vit_jax.from_pretrained(folder)
     truth = final_params(workdir)
     for key, value in scan_layout.flatten(params).items():
-        np.testing.assert_allclose(value, truth[key], atol=2e-3 * max(np.abs(truth[key]).max(), 1e-2), err_msg=key)
+        np.testing.assert_allclose(
+            value, truth[key], atol=2e-3 * max(np.abs(truth[key]).max(), 1e-2), err_msg=key
+        )
 
 
 def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
-    arguments = ["--config.checkpoint.every=1", "--config.checkpoint.keep_last=1", "--config.checkpoint.keep_every=5"]
-    assert run(tiny, tmp_path / "run", *arguments, "--config.checkpoint.keep_best=eval/val/loss") == 0
+    arguments = [
+        "--config.checkpoint.every=1",
+        "--config.checkpoint.keep_last=1",
+        "--config.checkpoint.keep_every=5",
+    ]
+    assert (
+        run(tiny, tmp_path / "run", *arguments, "--config.checkpoint.keep_best=eval/val/loss") == 0
+    )
     lines = metric_lines(tmp_path / "run")
     assert all("eval/val/loss" in line for line in lines), "a ranked checkpoint has its metric"
     best = min(lines, key=lambda line: line["eval/val/loss"])["step"]
@@ -134,7 +152,10 @@ def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
 
 
 def test_a_profile_is_written_on_request(tiny, tmp_path):
-    assert run(tiny, tmp_path / "run", "--config.profile.first_step=3", "--config.profile.num_steps=2") == 0
+    assert (
+        run(tiny, tmp_path / "run", "--config.profile.first_step=3", "--config.profile.num_steps=2")
+        == 0
+    )
     traces = list((tmp_path / "run/profile").rglob("*.xplane.pb"))
     assert traces and traces[0].stat().st_size > 1000
 
@@ -148,16 +169,22 @@ def flip(path: pathlib.Path) -> None:
 
 
 def arrays(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All files that hold values: which of them Orbax leaves behind unread, as a copy, depends on its threads."""
+    """All files that hold values: which of them Orbax leaves behind unread, as a copy, depends on
+    its threads.
+    """
     files = list((folder / "state").glob("**/d/*"))
     assert files, "the checkpoint has no arrays"
     return files
 
 
 DAMAGES = {
-    "all files are empty": lambda folder: [path.write_bytes(b"") for path in folder.rglob("*") if path.is_file()],
+    "all files are empty": lambda folder: [
+        path.write_bytes(b"") for path in folder.rglob("*") if path.is_file()
+    ],
     "a bit of the arrays": lambda folder: [flip(path) for path in arrays(folder)],
-    "half of the arrays": lambda folder: [os.truncate(path, path.stat().st_size // 2) for path in arrays(folder)],
+    "half of the arrays": lambda folder: [
+        os.truncate(path, path.stat().st_size // 2) for path in arrays(folder)
+    ],
     "a bit of the facts": lambda folder: flip(folder / "meta/metadata"),
     "no facts": lambda folder: shutil.rmtree(folder / "meta"),
     "no arrays": lambda folder: shutil.rmtree(folder / "state"),
@@ -171,7 +198,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over(damage, done, tmp_path):
     DAMAGES[damage](tmp_path / "run/checkpoints/12")
     assert run(tiny, tmp_path / "run") == 0
     log = (tmp_path / "run/log.txt").read_text()
-    assert "can't be used" in log and "checkpoint 12 is passed over, and now called damaged_12" in log
+    assert (
+        "can't be used" in log and "checkpoint 12 is passed over, and now called damaged_12" in log
+    )
     assert (tmp_path / "run/checkpoints/damaged_12").is_dir()
     assert [line["step"] for line in metric_lines(tmp_path / "run")] == list(range(1, 13))
     assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
@@ -186,9 +215,6 @@ def test_damaged_weights_are_not_loaded(done, tmp_path):
         flip(path)
     with pytest.raises(UserError, match=r"12/state can't be used"):
         vit_jax.from_pretrained(tmp_path / "12")
-
-
-# --- fine-tuning and evaluation ---------------------------------------------------------------------------------------
 
 
 def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
@@ -216,7 +242,13 @@ def test_fine_tuning_from_a_published_file(tmp_path, tiny):
     ]
     still = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.optim.lr=1e-12"]
     init = f"--config.init_from={tmp_path}/weights.npz"
-    depth = len({key.split("/")[2] for key in arrays if key.startswith("pretrained/Transformer/encoderblock_")})
+    depth = len(
+        {
+            key.split("/")[2]
+            for key in arrays
+            if key.startswith("pretrained/Transformer/encoderblock_")
+        }
+    )
     assert run(tiny, tmp_path / "run", init, *model, *still, f"--config.model.depth={depth}") == 0
     posemb = final_params(tmp_path / "run")[POSEMB]
     np.testing.assert_allclose(posemb, arrays[f"result/{POSEMB}"], atol=1e-6)
@@ -226,7 +258,11 @@ def test_fine_tuning_from_a_published_file(tmp_path, tiny):
 def test_evaluate_gives_the_numbers_of_training(done, tmp_path, capsys):
     _, workdir = done
     config = ROOT / "configs/evaluate.py"
-    arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
+    arguments = [
+        f"--config={config}:digits,val",
+        f"--config.init_from={workdir}",
+        f"--json={tmp_path}/out.json",
+    ]
     assert evaluate.main(arguments) == 0
     found = json.loads((tmp_path / "out.json").read_text())
     assert json.loads(capsys.readouterr().out) == found
@@ -236,12 +272,25 @@ def test_evaluate_gives_the_numbers_of_training(done, tmp_path, capsys):
     assert found["eval/test/loss"] == pytest.approx(last["eval/val/loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(("batch_size", "mesh"), [(8, "data=8"), (56, "fsdp=8"), (360, "tensor=4"), (1024, "data=-1")])
-def test_evaluation_counts_every_example_once_for_any_batch_and_mesh(batch_size, mesh, done, tmp_path):
+@pytest.mark.parametrize(
+    ("batch_size", "mesh"), [(8, "data=8"), (56, "fsdp=8"), (360, "tensor=4"), (1024, "data=-1")]
+)
+def test_evaluation_counts_every_example_once_for_any_batch_and_mesh(
+    batch_size, mesh, done, tmp_path
+):
     _, workdir = done
     config = ROOT / "configs/evaluate.py"
-    arguments = [f"--config={config}:digits,val", f"--config.init_from={workdir}", f"--json={tmp_path}/out.json"]
-    assert evaluate.main([*arguments, f"--config.data.batch_size={batch_size}", f"--config.mesh.{mesh}"]) == 0
+    arguments = [
+        f"--config={config}:digits,val",
+        f"--config.init_from={workdir}",
+        f"--json={tmp_path}/out.json",
+    ]
+    assert (
+        evaluate.main(
+            [*arguments, f"--config.data.batch_size={batch_size}", f"--config.mesh.{mesh}"]
+        )
+        == 0
+    )
     found, last = json.loads((tmp_path / "out.json").read_text()), metric_lines(workdir)[-1]
     assert (found["eval/test/count"], found["eval/test/top1"]) == (360, last["eval/val/top1"])
 
@@ -253,9 +302,6 @@ def test_from_pretrained_reads_a_workdir_and_a_checkpoint(done):
     assert same_bits(scan_layout.flatten(params), final_params(workdir))
     _, older = vit_jax.from_pretrained(workdir / "checkpoints" / "8")
     assert not same_bits(scan_layout.flatten(params), scan_layout.flatten(older))
-
-
-# --- failures: one line, the right exit code, nothing lost ------------------------------------------------------------
 
 
 def test_a_workdir_of_another_config_says_which_keys_differ(done, capsys):
@@ -275,8 +321,14 @@ def failing_folder(tmp_path) -> str:
 
 
 BAD = {
-    "missing TFDS": (["--config.data.name=no_such_set"], "'no_such_set' is neither known to TFDS nor prepared"),
-    "unprepared TFDS": (["--config.data.name=cifar10"], "'cifar10' is not prepared in .*: run `python -m vit_jax"),
+    "missing TFDS": (
+        ["--config.data.name=no_such_set"],
+        "'no_such_set' is neither known to TFDS nor prepared",
+    ),
+    "unprepared TFDS": (
+        ["--config.data.name=cifar10"],
+        "'cifar10' is not prepared in .*: run `python -m vit_jax",
+    ),
     "missing folder": (["--config.data.name=folder:/no/where"], "/no/where does not exist"),
     "unknown split": (["--config.data.split=train2"], "split 'train2' does not exist in digits"),
     "batch": (["--config.data.batch_size=60"], "batch_size=60 is not divisible by the 8 devices"),
@@ -315,7 +367,10 @@ def test_weights_of_another_architecture_are_refused(done, tiny, tmp_path, capsy
     _, workdir = done
     assert run(tiny, tmp_path / "a", f"--config.init_from={workdir}", "--config.model.depth=3") == 2
     assert "the weights lack Transformer/encoderblock_2" in last_error(capsys)
-    assert run(tiny, tmp_path / "b", f"--config.init_from={workdir}", "--config.model.mlp_dim=128") == 2
+    assert (
+        run(tiny, tmp_path / "b", f"--config.init_from={workdir}", "--config.model.mlp_dim=128")
+        == 2
+    )
     assert "is (64,), but the model has (128,)" in last_error(capsys)
 
 
@@ -324,17 +379,25 @@ def test_a_corrupt_image_is_fatal_with_its_path_or_skipped_and_counted(tiny, tmp
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(6):
-            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"data/{name}/{i}.png")
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(
+                tmp_path / f"data/{name}/{i}.png"
+            )
     bad = tmp_path / "data/dog/3.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    arguments = [f"--config.data.name=folder:{tmp_path}/data", "--config.data.batch_size=8", "--config.total_steps=4"]
+    arguments = [
+        f"--config.data.name=folder:{tmp_path}/data",
+        "--config.data.batch_size=8",
+        "--config.total_steps=4",
+    ]
     arguments += ["--config.evals.val.data.split=train[:50%]"]
     assert run(tiny, tmp_path / "a", *arguments) == 2
     line = last_error(capsys)
     assert str(bad) in line and "on_corrupt=skip" in line
     assert run(tiny, tmp_path / "b", *arguments, "--config.data.on_corrupt=skip") == 0
     assert metric_lines(tmp_path / "b")[-1]["data/skipped"] == 1
-    assert f"{bad} can't be read as an image and is skipped: " in (tmp_path / "b/log.txt").read_text()
+    assert (
+        f"{bad} can't be read as an image and is skipped: " in (tmp_path / "b/log.txt").read_text()
+    )
 
 
 def test_skipped_examples_are_listed_once_and_counted_on_after_a_stop(tiny, tmp_path):
@@ -342,15 +405,25 @@ def test_skipped_examples_are_listed_once_and_counted_on_after_a_stop(tiny, tmp_
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(6):
-            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"data/{name}/{i}.png")
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(
+                tmp_path / f"data/{name}/{i}.png"
+            )
     bad = [tmp_path / "data/dog/3.png", tmp_path / "data/cat/0.png"]
     bad[0].write_bytes(b"")
     bad[1].write_bytes(bad[1].read_bytes()[:60])
-    arguments = [f"--config.data.name=folder:{tmp_path}/data", "--config.data.batch_size=8", "--config.total_steps=8"]
+    arguments = [
+        f"--config.data.name=folder:{tmp_path}/data",
+        "--config.data.batch_size=8",
+        "--config.total_steps=8",
+    ]
     arguments += ["--config.evals.val.data.split=train[:50%]", "--config.data.on_corrupt=skip"]
     assert run(tiny, tmp_path / "run", *arguments) == 0
-    listed = [json.loads(line) for line in (tmp_path / "run/skipped.jsonl").read_text().splitlines()]
-    assert sorted(line["name"] for line in listed if line["use"] == "train") == sorted(map(str, bad))
+    listed = [
+        json.loads(line) for line in (tmp_path / "run/skipped.jsonl").read_text().splitlines()
+    ]
+    assert sorted(line["name"] for line in listed if line["use"] == "train") == sorted(
+        map(str, bad)
+    )
     assert {line["use"] for line in listed} == {"train", "evals.val"}
     lines = len(listed)
     assert all(line["reason"] and isinstance(line["id"], int) for line in listed)
@@ -383,8 +456,16 @@ def test_a_missing_workdir_argument_is_named(tiny, capsys):
 
 
 def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path, capsys):
-    arguments = ["--config.optim.name=sgd", "--config.optim.lr=1e6", "--config.optim.grad_clip_norm=0"]
-    arguments += ["--config.optim.warmup_steps=0", "--config.checkpoint.every=1", "--config.checkpoint.keep_last=20"]
+    arguments = [
+        "--config.optim.name=sgd",
+        "--config.optim.lr=1e6",
+        "--config.optim.grad_clip_norm=0",
+    ]
+    arguments += [
+        "--config.optim.warmup_steps=0",
+        "--config.checkpoint.every=1",
+        "--config.checkpoint.keep_last=20",
+    ]
     assert run(tiny, tmp_path / "run", *arguments) == 1
     line = last_error(capsys)
     assert "not finite in 10 updates in a row, from step 3 on" in line and "lower optim.lr" in line
@@ -413,11 +494,21 @@ def class_folder(root: pathlib.Path, names: list[str]) -> str:
     return f"folder:{root}"
 
 
-def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_training(tiny, tmp_path, capsys):
+def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_training(
+    tiny, tmp_path, capsys
+):
     train_on = class_folder(tmp_path / "three", ["cat", "dog", "eel"])
     test_on = class_folder(tmp_path / "two", ["dog", "eel"])
-    arguments = [f"--config.data.name={train_on}", "--config.data.batch_size=24", "--config.total_steps=40"]
-    arguments += ["--config.data.crop=resize", "--config.optim.lr=0.01", "--config.loss=sigmoid_xent"]
+    arguments = [
+        f"--config.data.name={train_on}",
+        "--config.data.batch_size=24",
+        "--config.total_steps=40",
+    ]
+    arguments += [
+        "--config.data.crop=resize",
+        "--config.optim.lr=0.01",
+        "--config.loss=sigmoid_xent",
+    ]
     arguments += ["--config.evals.val.data.split=train", "--config.evals.val.every=0"]
     assert run(tiny, tmp_path / "run", *arguments) == 0
     last = metric_lines(tmp_path / "run")[-1]
@@ -434,7 +525,10 @@ def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_
     assert three["eval/test/loss"] == pytest.approx(last["eval/val/loss"], rel=1e-4)
     assert (two["eval/test/top1"], two["eval/test/count"]) == (1.0, 16.0)
     (tmp_path / "two/dog").rename(tmp_path / "two/fox")
-    assert evaluate.main([f"--config={config}:{test_on},train", f"--config.init_from={tmp_path}/run"]) == 2
+    assert (
+        evaluate.main([f"--config={config}:{test_on},train", f"--config.init_from={tmp_path}/run"])
+        == 2
+    )
     assert "evals.test has the class 'fox', which the model has not" in last_error(capsys)
 
 
@@ -456,7 +550,9 @@ def test_a_damaged_config_json_is_named(text, tiny, tmp_path, capsys):
     assert "config.json can't be read" in last_error(capsys)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"model": {"width": 0}, "class_names": [], "config": {}}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", '{"model": {"width": 0}, "class_names": [], "config": {}}']
+)
 def test_damaged_facts_of_a_checkpoint_are_named(text, done, tmp_path):
     from vit_jax.errors import UserError
 
@@ -474,7 +570,12 @@ def test_a_workdir_that_could_not_be_read_back_is_refused(tiny, tmp_path, capsys
 
 def test_dry_run_needs_no_devices(capsys):
     recipe = ROOT / "configs/pretrain.py:B/16,imagenet2012"
-    assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=64", "--config.mesh.data=4"]) == 0
+    assert (
+        train.main(
+            [f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=64", "--config.mesh.data=4"]
+        )
+        == 0
+    )
     assert "'fsdp'" in capsys.readouterr().out
     assert train.main([f"--config={recipe}", "--dry_run", "--config.mesh.fsdp=3"]) == 2
     assert "not divisible by the 3 devices" in last_error(capsys)

@@ -25,7 +25,9 @@ COUNTS = {
     "patch_camelyon:2.0.0": dict(train=262_144, test=32_768, validation=32_768),
     "eurosat/rgb:2.0.0": dict(train=27_000),
     "resisc45:3.0.0": dict(train=31_500),
-    "diabetic_retinopathy_detection/btgraham-300:3.0.0": dict(train=35_126, test=42_670, validation=10_906),
+    "diabetic_retinopathy_detection/btgraham-300:3.0.0": dict(
+        train=35_126, test=42_670, validation=10_906
+    ),
     "clevr:3.1.0": dict(train=70_000, test=15_000, validation=15_000),
     "dmlab:2.0.1": dict(train=65_550, test=22_735, validation=22_628),
     "kitti:3.1.0": dict(train=6_347, test=711, validation=423),
@@ -65,7 +67,11 @@ def value(name: str, feature, rng):
     shape = tuple(side or 1 for side in feature.shape)
     if np.issubdtype(feature.np_dtype, np.floating):
         low, high = DOMAINS.get(name, (0.0, 1.0))
-        return rng.uniform(low, high, shape).astype(feature.np_dtype) if shape else feature.np_dtype(rng.random())
+        return (
+            rng.uniform(low, high, shape).astype(feature.np_dtype)
+            if shape
+            else feature.np_dtype(rng.random())
+        )
     return rng.integers(0, 2, shape).astype(feature.np_dtype) if shape else int(rng.integers(2))
 
 
@@ -74,8 +80,15 @@ def framed(record: bytes) -> bytes:
     return struct.pack("<QI", len(record), 0) + record + struct.pack("<I", 0)
 
 
-def write(name: str, data_dir: str, counts: Mapping[str, int], records: Mapping[str, list[bytes]] | None = None):
-    """Writes a data set as TFDS does, with serialized `records` by split or mocked ones, as often as `counts` says."""
+def write(
+    name: str,
+    data_dir: str,
+    counts: Mapping[str, int],
+    records: Mapping[str, list[bytes]] | None = None,
+):
+    """Writes a data set as TFDS does, with serialized `records` by split or mocked ones, as often
+    as `counts` says.
+    """
     builder = tfds.builder(name, data_dir=data_dir)
     folder, info = pathlib.Path(os.fspath(builder.data_dir)), builder.info
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,18 +96,24 @@ def write(name: str, data_dir: str, counts: Mapping[str, int], records: Mapping[
     for split, count in counts.items():
         rng = np.random.default_rng([len(name), len(split), count])
         own = (records or {}).get(split) or [
-            info.features.serialize_example(info.features.encode_example(value("", info.features, rng)))
+            info.features.serialize_example(
+                info.features.encode_example(value("", info.features, rng))
+            )
             for _ in range(min(DISTINCT, count))
         ]
         once = [framed(record) for record in own]
         path = folder / f"{builder.name}-{split}.tfrecord-00000-of-00001"
-        path.write_bytes(b"".join(once) * (count // len(once)) + b"".join(once[: count % len(once)]))
+        path.write_bytes(
+            b"".join(once) * (count // len(once)) + b"".join(once[: count % len(once)])
+        )
         template = tfds.core.ShardedFileTemplate(
             data_dir=folder, dataset_name=builder.name, split=split, filetype_suffix="tfrecord"
         )
         size, lengths = path.stat().st_size, [count]
         splits.append(
-            tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size, filename_template=template)
+            tfds.core.SplitInfo(
+                name=split, shard_lengths=lengths, num_bytes=size, filename_template=template
+            )
         )
     info.set_file_format("tfrecord")
     info.set_splits(tfds.core.SplitDict(splits))

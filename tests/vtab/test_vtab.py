@@ -1,4 +1,6 @@
-"""The suite of VTAB: its one program for all tasks, what it keeps and continues, its table, and the command."""
+"""The suite of VTAB: its one program for all tasks, what it keeps and continues, its table, and the
+command.
+"""
 
 import json
 import textwrap
@@ -55,7 +57,9 @@ def load(small, *overrides):
     return configs.load(f"{small}/small.py", [f"--config.data.data_dir={small}/data", *overrides])
 
 
-def examples(count: int, rows: int, size: int, windows=True, mirrors=True, classes=3) -> trainer.Examples:
+def examples(
+    count: int, rows: int, size: int, windows=True, mirrors=True, classes=3
+) -> trainer.Examples:
     """Images whose pixels tell their number and place."""
     side = trainer.larger(size)
     row, column = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
@@ -67,16 +71,18 @@ def examples(count: int, rows: int, size: int, windows=True, mirrors=True, class
 
 def drawn(held, batch_size: int, size: int, steps, seed=0):
     draw = jax.jit(trainer.draw, static_argnums=(1, 2))
-    return [jax.device_get(draw(held, batch_size, size, np.int32(seed), np.int32(number))) for number in steps]
-
-
-# --- one program for all tasks ----------------------------------------------------------------------------------------
+    return [
+        jax.device_get(draw(held, batch_size, size, np.int32(seed), np.int32(number)))
+        for number in steps
+    ]
 
 
 @pytest.mark.parametrize("count", [20, 15])
 def test_every_epoch_holds_every_example_once(count):
     held = examples(count, 20, 6)
-    numbers = np.concatenate([batch["image"][:, 0, 0, 0] for batch in drawn(held, 12, 6, range(25))])
+    numbers = np.concatenate(
+        [batch["image"][:, 0, 0, 0] for batch in drawn(held, 12, 6, range(25))]
+    )
     epochs = numbers[: len(numbers) // count * count].reshape(-1, count)
     np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(count), (len(epochs), 1)))
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
@@ -99,12 +105,18 @@ def test_windows_and_mirrors_are_those_that_a_task_allows():
             corner = np.where(mirrored, right, left)
             assert set(top) == set(corner) == (set(range(side - size + 1)) if windows else {0})
             np.testing.assert_array_equal(image[:, :, 0, 1], top[:, None] + np.arange(size))
-            np.testing.assert_array_equal(np.sort(image[:, 0, :, 2]), corner[:, None] + np.arange(size))
+            np.testing.assert_array_equal(
+                np.sort(image[:, 0, :, 2]), corner[:, None] + np.arange(size)
+            )
 
 
 def test_what_is_drawn_depends_on_seed_and_step_alone():
     held = examples(20, 20, 6)
-    first, again, other = drawn(held, 8, 6, [5])[0], drawn(held, 8, 6, [5])[0], drawn(held, 8, 6, [5], seed=1)[0]
+    first, again, other = (
+        drawn(held, 8, 6, [5])[0],
+        drawn(held, 8, 6, [5])[0],
+        drawn(held, 8, 6, [5], seed=1)[0],
+    )
     np.testing.assert_array_equal(first["image"], again["image"])
     assert (first["image"] != other["image"]).any()
 
@@ -118,7 +130,9 @@ def tuned(config, classes: int, head: int, steps: int):
         tuner = trainer.Finetuner(config, model, lambda seed: params, mesh, 24)
         rng = np.random.default_rng(0)
         image = rng.integers(0, 255, (24, 14, 14, 3), np.uint8)
-        held = tuner.examples(image, rng.integers(0, classes, 24).astype(np.int32), classes, True, True)
+        held = tuner.examples(
+            image, rng.integers(0, classes, 24).astype(np.int32), classes, True, True
+        )
         return jax.device_get(tuner.train(held, trainer.Setting(0.05, steps, 7)))
 
 
@@ -140,9 +154,6 @@ def test_schedules_are_stretched_with_the_number_of_steps():
     assert found["stairs"] == ((3_000, 0.1), (6_000, 0.01), (9_000, 0.001))
 
 
-# --- protocol, shares, means ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", protocol.PROTOCOLS)
 def test_the_config_follows_its_protocol_and_departures_are_named(name):
     assert protocol.departures(configs.load(f"{ROOT}/configs/vtab.py:{name}")) == []
@@ -158,7 +169,11 @@ def test_the_config_follows_its_protocol_and_departures_are_named(name):
     }
     arguments = [f"--config.{key}={value}" for key, value in changed.items()]
     said = protocol.departures(configs.load(f"{ROOT}/configs/vtab.py:{name}", arguments))
-    assert {line.split(":")[0] for line in said} == changed.keys() - {"seed", "model.scan", "mesh.fsdp"}
+    assert {line.split(":")[0] for line in said} == changed.keys() - {
+        "seed",
+        "model.scan",
+        "mesh.fsdp",
+    }
 
 
 def test_runs_are_shared_out_and_none_is_left():
@@ -187,12 +202,11 @@ def test_means_are_those_of_whole_groups():
     assert report.mean_of(tasks, "structured") == pytest.approx(0.145)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
 def run(small, workdir, *arguments) -> int:
     data = f"--config.data.data_dir={small}/data"
-    return command.main(["run", f"--config={small}/small.py", data, f"--workdir={workdir}", *arguments])
+    return command.main(
+        ["run", f"--config={small}/small.py", data, f"--workdir={workdir}", *arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +219,14 @@ def done(small, tmp_path_factory):
 
 def test_results_are_what_the_interface_promises(done):
     found = json.loads((done / "vtab.json").read_text())
-    assert found.keys() >= {"protocol", "standard", "checkpoint", "tasks", "means"} and found["protocol"] == "vit"
-    assert found["means"].keys() == {"natural", "specialized", "structured", "all"} and not found["standard"]
+    assert (
+        found.keys() >= {"protocol", "standard", "checkpoint", "tasks", "means"}
+        and found["protocol"] == "vit"
+    )
+    assert (
+        found["means"].keys() == {"natural", "specialized", "structured", "all"}
+        and not found["standard"]
+    )
     assert list(found["tasks"]) == TASKS.split(",")
     for name, task in found["tasks"].items():
         assert task.keys() >= {
@@ -221,17 +241,28 @@ def test_results_are_what_the_interface_promises(done):
             "status",
             "error",
         }
-        assert (task["num_train"], task["num_test"], task["lr"], task["steps"]) == (1_000, 90, 0.01, 4)
+        assert (task["num_train"], task["num_test"], task["lr"], task["steps"]) == (
+            1_000,
+            90,
+            0.01,
+            4,
+        )
         assert task["top1"] == pytest.approx(np.mean(task["seeds"])) and len(task["seeds"]) == 2
         assert (task["status"], task["error"], task["group"]) == ("done", None, VTAB[name].group)
         assert all(round(value * 90, 6).is_integer() for value in task["seeds"])
     table = (done / "vtab.md").read_text()
-    assert "non-standard" in table and "90 of 1,880 test images" in table and "- image_size: 384 -> 12" in table
+    assert (
+        "non-standard" in table
+        and "90 of 1,880 test images" in table
+        and "- image_size: 384 -> 12" in table
+    )
     assert (done / "vtab.png").read_bytes()[1:4] == b"PNG"
 
 
 @pytest.mark.slow
-def test_a_suite_goes_on_where_it_was_and_ends_with_the_same_numbers(small, done, tmp_path, monkeypatch):
+def test_a_suite_goes_on_where_it_was_and_ends_with_the_same_numbers(
+    small, done, tmp_path, monkeypatch
+):
     real, runs = suite.Suite.run, []
 
     def interrupted(self, name, seeds, *arguments):
@@ -242,12 +273,21 @@ def test_a_suite_goes_on_where_it_was_and_ends_with_the_same_numbers(small, done
 
     monkeypatch.setattr(suite.Suite, "run", interrupted)
     assert run(small, tmp_path, f"--tasks={TASKS}") == 130
-    status = {name: task["status"] for name, task in json.loads((tmp_path / "vtab.json").read_text())["tasks"].items()}
+    status = {
+        name: task["status"]
+        for name, task in json.loads((tmp_path / "vtab.json").read_text())["tasks"].items()
+    }
     assert list(status.values()) == ["done", "done", "pending"]
     (tmp_path / "tasks" / "dtd.1.json").write_text("{")
     assert run(small, tmp_path, f"--tasks={TASKS}") == 0
-    assert runs == [*((name, 2) for name in TASKS.split(",")), ("dtd", 1), ("kitti_closest_vehicle_distance", 2)]
-    first, second = (json.loads((folder / "vtab.json").read_text())["tasks"] for folder in (done, tmp_path))
+    assert runs == [
+        *((name, 2) for name in TASKS.split(",")),
+        ("dtd", 1),
+        ("kitti_closest_vehicle_distance", 2),
+    ]
+    first, second = (
+        json.loads((folder / "vtab.json").read_text())["tasks"] for folder in (done, tmp_path)
+    )
     assert {name: task["seeds"] for name, task in first.items()} == {
         name: task["seeds"] for name, task in second.items()
     }
@@ -281,7 +321,10 @@ def test_generated_data_of_one_seed_label_the_task(small, done, tmp_path):
         one["data"] |= dict(generated=seed == 1, unreadable=3 * seed)
         results.path("dtd", seed).write_text(json.dumps(one))
     found = results.collect()
-    assert "dtd: generated data" in found["departures"] and "dtd: 3 images can't be read" in found["departures"]
+    assert (
+        "dtd: generated data" in found["departures"]
+        and "dtd: 3 images can't be read" in found["departures"]
+    )
 
 
 def test_a_workdir_of_another_suite_is_refused(small, done, capsys):
@@ -298,23 +341,35 @@ def test_a_task_that_fails_ends_no_other(small, tmp_path, capsys):
         "kitti_closest_vehicle_distance": "done",
     }
     assert "vtab check" in found["resisc45"]["error"] and found["resisc45"]["top1"] is None
-    assert "1 of 3 tasks have no result, the first is resisc45" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "1 of 3 tasks have no result, the first is resisc45"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
 
 
 @pytest.fixture
 def with_damaged_image(tmp_path):
     """A folder with dtd, of whose training records each 97th is no image."""
     features, rng = tfds.builder("dtd", data_dir="/nowhere").info.features, np.random.default_rng(1)
-    own = [features.serialize_example(features.encode_example(mocked_tfds.value("", features, rng))) for _ in range(96)]
+    own = [
+        features.serialize_example(features.encode_example(mocked_tfds.value("", features, rng)))
+        for _ in range(96)
+    ]
     bad = tf.train.Example.FromString(own[0])
     bad.features.feature["image"].bytes_list.value[0] = b"no image"
-    records = dict.fromkeys(("train", "test", "validation"), own) | dict(train=[*own, bad.SerializeToString()])
+    records = dict.fromkeys(("train", "test", "validation"), own) | dict(
+        train=[*own, bad.SerializeToString()]
+    )
     mocked_tfds.write("dtd:3.0.1", str(tmp_path / "data"), mocked_tfds.COUNTS["dtd:3.0.1"], records)
     return tmp_path
 
 
 def test_an_image_that_can_not_be_read(small, with_damaged_image, capsys):
-    where = [f"--config={small}/small.py", f"--config.data.data_dir={with_damaged_image}/data", "--tasks=dtd"]
+    where = [
+        f"--config={small}/small.py",
+        f"--config.data.data_dir={with_damaged_image}/data",
+        "--tasks=dtd",
+    ]
     assert command.main(["check", *where, f"--json={with_damaged_image}/check.json"]) == 1
     row = json.loads((with_damaged_image / "check.json").read_text())["dtd"]
     assert row["state"] == "damaged" and "can't be decoded" in row["detail"]
@@ -322,9 +377,14 @@ def test_an_image_that_can_not_be_read(small, with_damaged_image, capsys):
     assert command.main(["run", *where, f"--workdir={strict}"]) == 1
     assert "Traceback" not in capsys.readouterr().err
     assert json.loads((strict / "vtab.json").read_text())["tasks"]["dtd"]["status"] == "failed"
-    assert command.main(["run", *where, f"--workdir={lenient}", "--config.data.on_corrupt=skip"]) == 0
+    assert (
+        command.main(["run", *where, f"--workdir={lenient}", "--config.data.on_corrupt=skip"]) == 0
+    )
     found = json.loads((lenient / "vtab.json").read_text())
-    assert found["tasks"]["dtd"]["num_train"] == 992 and "dtd: 8 images can't be read" in found["departures"]
+    assert (
+        found["tasks"]["dtd"]["num_train"] == 992
+        and "dtd: 8 images can't be read" in found["departures"]
+    )
 
 
 def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
@@ -336,13 +396,22 @@ def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
     names = "dtd,eurosat,kitti_closest_vehicle_distance"
     where = [f"--config={small}/small.py", f"--config.data.data_dir={tmp_path}", f"--tasks={names}"]
     assert command.main(["check", *where, f"--json={tmp_path}/check.json"]) == 1
-    states = {name: row["state"] for name, row in json.loads((tmp_path / "check.json").read_text()).items()}
-    assert states == dict(dtd="ready", eurosat="wrong count", kitti_closest_vehicle_distance="damaged")
+    states = {
+        name: row["state"]
+        for name, row in json.loads((tmp_path / "check.json").read_text()).items()
+    }
+    assert states == dict(
+        dtd="ready", eurosat="wrong count", kitti_closest_vehicle_distance="damaged"
+    )
     capsys.readouterr()
     assert command.main(["prepare", *where]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("error: 2 of 3 tasks are not prepared: eurosat, kitti_closest_vehicle_distance")
-    assert any("26,999 examples" in line or "can't be" in line for line in lines) and "remove" in "".join(lines)
+    assert lines[-1].startswith(
+        "error: 2 of 3 tasks are not prepared: eurosat, kitti_closest_vehicle_distance"
+    )
+    assert any(
+        "26,999 examples" in line or "can't be" in line for line in lines
+    ) and "remove" in "".join(lines)
 
 
 def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path, monkeypatch):
@@ -352,11 +421,16 @@ def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path,
         count = sum(float(batch["mask"].sum()) for batch in batches)
         asked.append((len(all_params), count))
         return [
-            dict(top1=0.1 * place if len(all_params) == 4 else 0.5, count=count) for place in range(len(all_params))
+            dict(top1=0.1 * place if len(all_params) == 4 else 0.5, count=count)
+            for place in range(len(all_params))
         ]
 
     monkeypatch.setattr(trainer.Finetuner, "evaluate", evaluate)
-    flags = ["--config.vtab.lrs=(0.01, 0.03, 1e6)", "--config.vtab.steps=(4, 5)", "--config.vtab.seeds=1"]
+    flags = [
+        "--config.vtab.lrs=(0.01, 0.03, 1e6)",
+        "--config.vtab.steps=(4, 5)",
+        "--config.vtab.seeds=1",
+    ]
     flags += ["--config.optim.grad_clip_norm=0.0", "--config.max_skipped=1"]
     assert run(small, tmp_path, "--tasks=dtd", *flags) == 0
     assert asked == [(4, 200.0), (1, 90.0)]
@@ -373,9 +447,15 @@ def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path,
         (["--config.loss=multilabel_xent"], "loss=multilabel_xent is not for vtab"),
         (["--config.evals.test.data.split=train"], "evals.test.data.split has no effect in vtab"),
         (["--config.data.subset=10%"], "data.subset has no effect in vtab"),
-        (["--config.total_steps=0", "--config.total_epochs=1"], "total_epochs has no effect in vtab"),
+        (
+            ["--config.total_steps=0", "--config.total_epochs=1"],
+            "total_epochs has no effect in vtab",
+        ),
         (["--config.total_steps=0"], "total_steps=0: the protocols count steps"),
-        (["--config.evals.test.data.batch_size=30"], "batch_size=30 is not divisible by the 8 devices"),
+        (
+            ["--config.evals.test.data.batch_size=30"],
+            "batch_size=30 is not divisible by the 8 devices",
+        ),
         (["--config.vtab.lrs=(0.1, -1)"], "config key vtab.lrs has -1"),
         (["--config.vtab.lrs=('a',)"], "config key vtab.lrs has 'a'"),
     ],
@@ -405,9 +485,13 @@ def test_check_tells_of_every_task_what_is_there(small, capsys, tmp_path):
     ]
     assert command.main(arguments) == 1
     shown = capsys.readouterr()
-    assert shown.err.splitlines()[-1].startswith("error: 2 of 3 tasks are not ready, the first is svhn")
+    assert shown.err.splitlines()[-1].startswith(
+        "error: 2 of 3 tasks are not ready, the first is svhn"
+    )
     rows = json.loads((tmp_path / "check.json").read_text())
-    assert {name: row["state"] for name, row in rows.items()} == dict(dtd="ready", svhn="missing", resisc45="manual")
+    assert {name: row["state"] for name, row in rows.items()} == dict(
+        dtd="ready", svhn="missing", resisc45="manual"
+    )
     command_for_it = "python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks=svhn --config.data.data_dir="
     assert command_for_it in rows["svhn"]["detail"] and "1.6 GB" in rows["svhn"]["detail"]
     assert "downloads/manual" in rows["resisc45"]["detail"] and "rar" in rows["resisc45"]["detail"]
@@ -415,10 +499,24 @@ def test_check_tells_of_every_task_what_is_there(small, capsys, tmp_path):
 
 
 def test_a_task_is_a_data_set_of_the_other_commands(small, tmp_path, capsys):
-    given = [f"--config={ROOT}/configs/demo.py", "--config.data.name=vtab:dtd", "--config.data.split=train800"]
+    given = [
+        f"--config={ROOT}/configs/demo.py",
+        "--config.data.name=vtab:dtd",
+        "--config.data.split=train800",
+    ]
     given += [f"--config.data.data_dir={small}/data", "--config.evals.val.data.split=val200"]
-    assert data_command.main(["check", *given, f"--json={tmp_path}/check.json", f"--out={tmp_path}"]) == 0
+    assert (
+        data_command.main(["check", *given, f"--json={tmp_path}/check.json", f"--out={tmp_path}"])
+        == 0
+    )
     train, val = json.loads((tmp_path / "check.json").read_text())["data"]
-    assert (train["num_examples"], val["num_examples"], train["splits"]["test"]) == (800, 200, 1_880)
+    assert (train["num_examples"], val["num_examples"], train["splits"]["test"]) == (
+        800,
+        200,
+        1_880,
+    )
     assert data_command.main(["prepare", *given]) == 2
-    assert "vit_jax.vtab prepare --config=configs/vtab.py --tasks=dtd" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "vit_jax.vtab prepare --config=configs/vtab.py --tasks=dtd"
+        in capsys.readouterr().err.splitlines()[-1]
+    )

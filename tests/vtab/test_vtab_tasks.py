@@ -1,4 +1,6 @@
-"""The tasks of VTAB against a second statement of their specification: parts, labels, images, the 1,000 examples."""
+"""The tasks of VTAB against a second statement of their specification: parts, labels, images, the
+1,000 examples.
+"""
 
 import hashlib
 import os
@@ -29,7 +31,10 @@ def split_dict(counts):
     return tfds.core.SplitDict(
         [
             tfds.core.SplitInfo(
-                name=name, shard_lengths=[count], num_bytes=1, filename_template=template.replace(split=name)
+                name=name,
+                shard_lengths=[count],
+                num_bytes=1,
+                filename_template=template.replace(split=name),
             )
             for name, count in counts.items()
         ]
@@ -76,7 +81,9 @@ def rule_of(task, features):
 def test_labels_and_images_are_those_of_the_specification(name):
     task, rng = VTAB[name], np.random.default_rng(0)
     features = features_of(task)
-    parse = tf.function(tfds_labels.make_parse(features, "image", rule_of(task, features), task.scale))
+    parse = tf.function(
+        tfds_labels.make_parse(features, "image", rule_of(task, features), task.scale)
+    )
     assert len(rule_of(task, features).names) == task.num_classes
     seen = set()
     for _ in range(60):
@@ -93,7 +100,9 @@ def test_labels_and_images_are_those_of_the_specification(name):
         )
         factor = 255 if task.builder == "dsprites" else 1
         difference = np.abs(image.astype(int) - stored.astype(int) * factor)
-        assert difference.mean() < 20 if encoded.numpy()[:2] == b"\xff\xd8" else difference.max() == 0
+        assert (
+            difference.mean() < 20 if encoded.numpy()[:2] == b"\xff\xd8" else difference.max() == 0
+        )
     assert min(seen) >= 0 and max(seen) < task.num_classes and len(seen) > 1
 
 
@@ -109,7 +118,11 @@ def test_values_at_thresholds_belong_to_the_lower_bin():
     def kitti(objects):
         kinds, depths = [kind for kind, _ in objects], [[0.0, 0.0, depth] for _, depth in objects]
         location = tf.reshape(tf.constant(depths, tf.float32), [-1, 3])
-        return int(tfds_labels.kitti_distance(dict(objects=dict(type=tf.constant(kinds, tf.int64), location=location))))
+        return int(
+            tfds_labels.kitti_distance(
+                dict(objects=dict(type=tf.constant(kinds, tf.int64), location=location))
+            )
+        )
 
     # The first five are the examples in the tests of task_adaptation.
     given = [[(0, 1.0)], [(0, 10.0)], [(0, 30.0)], [(4, 30.0)], [(1, 30.0), (2, 1.0)]]
@@ -124,10 +137,10 @@ def test_classes_of_dsprites_are_merged_as_published():
 
     assert merged("dsprites_label_x_position", 32) == [i // 2 for i in range(32)]
     orientation = merged("dsprites_label_orientation", 40)
-    assert [orientation.count(i) for i in range(16)] == [3, 2] * 8 and orientation == sorted(orientation)
+    assert [orientation.count(i) for i in range(16)] == [3, 2] * 8 and orientation == sorted(
+        orientation
+    )
 
-
-# --- the 1,000 examples -----------------------------------------------------------------------------------------------
 
 # First keys of train800 and val200, as printed by others or measured on data sets that TFDS wrote.
 FIRST = {
@@ -150,7 +163,10 @@ FIRST = {
 def keys_in_order(name: str, split: str) -> list[str]:
     """All keys of a TFDS split, in the order of its files."""
     count = vtab_spec.FULL[name][2][split]
-    form = {"patch_camelyon": f"{split[:5]}_{{}}", "clevr_count_all": f"CLEVR_{split[:5]}_{{:06}}.png"}.get(name, "{}")
+    form = {
+        "patch_camelyon": f"{split[:5]}_{{}}",
+        "clevr_count_all": f"CLEVR_{split[:5]}_{{:06}}.png",
+    }.get(name, "{}")
     keys = [form.format(i) for i in range(count)]
     return [keys[i] for i in sprites.order(split, keys)]
 
@@ -160,9 +176,14 @@ def test_the_manifest_follows_from_the_order_of_tfds(name):
     split, first, second = FIRST[name]
     ((where, start, _),) = vtab_spec.positions(name)["val200"]
     assert where == split
-    train800, val200 = keys_in_order(name, "train")[:800], keys_in_order(name, where)[start : start + 200]
+    train800, val200 = (
+        keys_in_order(name, "train")[:800],
+        keys_in_order(name, where)[start : start + 200],
+    )
     assert (train800[:3], val200[:3]) == (first.split(), second.split())
-    digests = tuple(hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16] for keys in (train800, val200))
+    digests = tuple(
+        hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16] for keys in (train800, val200)
+    )
     assert fingerprint.MANIFEST[VTAB[name].builder] == digests
 
 
@@ -179,26 +200,33 @@ def test_the_manifest_of_sun397_follows_from_the_lists_of_tfds():
 
 def test_keys_are_read_from_the_features_that_tell_them():
     def key(builder, **example):
-        return fingerprint.key_of(builder, {name: np.asarray(value) for name, value in example.items()})
+        return fingerprint.key_of(
+            builder, {name: np.asarray(value) for name, value in example.items()}
+        )
 
-    named = {name: value.encode() for name, value in dict(a="train_00042", b="train_251464").items()}
+    named = {
+        name: value.encode() for name, value in dict(a="train_00042", b="train_251464").items()
+    }
     assert fingerprint.key_of("cifar100", dict(id=named["a"])) == "42"
     assert fingerprint.key_of("patch_camelyon", dict(id=named["b"])) == "train_251464"
-    assert fingerprint.key_of("eurosat/rgb", dict(filename=b"Forest_687.jpg")) == "Forest_Forest_687.jpg"
+    assert (
+        fingerprint.key_of("eurosat/rgb", dict(filename=b"Forest_687.jpg"))
+        == "Forest_Forest_687.jpg"
+    )
     long = "dense_residential_068.jpg"
-    assert fingerprint.key_of("resisc45", dict(filename=long.encode())) == f"dense_residential_{long}"
+    assert (
+        fingerprint.key_of("resisc45", dict(filename=long.encode())) == f"dense_residential_{long}"
+    )
     latents = dict(zip(fingerprint.FACTORS, (2, 5, 39, 31, 30), strict=True))
     assert key("dsprites", **latents) == str(737_279 - 1)
     assert fingerprint.key_of("smallnorb", {}) is None
 
 
-# --- what lies on disk ------------------------------------------------------------------------------------------------
-
-
 def records(name: str, split: str, count: int) -> list[bytes]:
     features, rng = tfds.builder(name, data_dir="/nowhere").info.features, np.random.default_rng(1)
     return [
-        features.serialize_example(features.encode_example(mocked_tfds.value("", features, rng))) for _ in range(count)
+        features.serialize_example(features.encode_example(mocked_tfds.value("", features, rng)))
+        for _ in range(count)
     ]
 
 
@@ -224,23 +252,29 @@ def test_an_example_that_tfds_leaves_out_today_is_known_and_no_other(tmp_path):
     sun = VTAB["sun397"]
     for count, state in ((76_127, "ready"), (76_126, "wrong count")):
         where = str(tmp_path / str(count))
-        mocked_tfds.write("sun397/tfds:4.0.0", where, dict(train=count, test=21_750, validation=10_875))
+        mocked_tfds.write(
+            "sun397/tfds:4.0.0", where, dict(train=count, test=21_750, validation=10_875)
+        )
         assert vtab_source.find(sun, where).state == state
 
 
 def test_a_part_is_opened_by_its_name_and_reads_the_right_records(tmp_path):
     own = records("oxford_iiit_pet:4.0.0", "train", 40)
-    mocked_tfds.write("oxford_iiit_pet:4.0.0", str(tmp_path), dict(train=3_680, test=3_669), dict(train=own, test=own))
+    mocked_tfds.write(
+        "oxford_iiit_pet:4.0.0",
+        str(tmp_path),
+        dict(train=3_680, test=3_669),
+        dict(train=own, test=own),
+    )
     found = vtab_source.find(VTAB["oxford_iiit_pet"], str(tmp_path))
-    source = vtab_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "train800val200")
+    source = vtab_source.open_part(
+        "oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "train800val200"
+    )
     assert source.num_examples == 1_000
     wanted = [*range(800), *range(2_944, 3_144)]
     assert source.read([0, 799, 800, 999]) == [own[wanted[i] % 40] for i in (0, 799, 800, 999)]
     with pytest.raises(UserError, match=r"has no part 'valid'.*train800"):
         vtab_source.open_part("oxford_iiit_pet", VTAB["oxford_iiit_pet"], found, "valid")
-
-
-# --- sprites ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +307,10 @@ def test_sprites_move_and_turn_as_their_latents_say():
     first, around, other = map(sprites.image, turned)
     np.testing.assert_array_equal(first, around)
     assert (first != other).any()
-    sizes = [sprites.image(np.ravel_multi_index((0, scale, 0, 15, 15), sprites.SIZES)).sum() for scale in range(6)]
+    sizes = [
+        sprites.image(np.ravel_multi_index((0, scale, 0, 15, 15), sprites.SIZES)).sum()
+        for scale in range(6)
+    ]
     assert sizes == sorted(sizes) and sizes[-1] > 3.5 * sizes[0]
 
 

@@ -1,4 +1,6 @@
-"""All 19 tasks by the command that a user runs: real features of every data set, generated sprites, and a kill."""
+"""All 19 tasks by the command that a user runs: real features of every data set, generated sprites,
+and a kill.
+"""
 
 import json
 import pathlib
@@ -34,7 +36,9 @@ def start(where, command: str, *arguments, workdir: str = "") -> subprocess.Pope
     words = [sys.executable, "-m", "vit_jax.vtab", command, f"--config={where}/small.py"]
     words += [f"--config.data.data_dir={where}/data", "--config.vtab.generated=True", *arguments]
     words += [f"--workdir={where}/{workdir}"] if workdir else []
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def results(where, workdir: str) -> dict:
@@ -76,15 +80,28 @@ def test_all_tasks_run_and_a_kill_in_the_seventh_changes_no_number(folder):
 
 def test_two_processes_share_the_tasks_and_give_the_same(folder):
     names = "dtd,kitti_closest_vehicle_distance,smallnorb_label_azimuth"  # with two seeds, the second is shared
-    command = [sys.executable, "-m", "launch.local", "--num_processes=2", "--devices=1", "--", sys.executable, "-m"]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.local",
+        "--num_processes=2",
+        "--devices=1",
+        "--",
+        sys.executable,
+        "-m",
+    ]
     command += ["vit_jax.vtab", "run", f"--config={folder}/small.py", f"--tasks={names}"]
     command += [f"--config.data.data_dir={folder}/data", f"--workdir={folder}/two"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     alone = start(folder, "run", f"--tasks={names}", workdir="one")
     err = alone.communicate(timeout=600)[1]
     assert alone.returncode == 0, err[-3000:]
     one, two = results(folder, "one")["tasks"], results(folder, "two")["tasks"]
-    assert {name: task["seeds"] for name, task in one.items()} == {name: task["seeds"] for name, task in two.items()}
+    assert {name: task["seeds"] for name, task in one.items()} == {
+        name: task["seeds"] for name, task in two.items()
+    }
     other = (pathlib.Path(folder) / "two" / "logs" / "process_1.txt").read_text()
     assert other.count(": top1 ") == 2

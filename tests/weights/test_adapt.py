@@ -1,4 +1,6 @@
-"""Fitting weights to another model: as the published loaders where they work, right or one clear error elsewhere."""
+"""Fitting weights to another model: as the published loaders where they work, right or one clear
+error elsewhere.
+"""
 
 import dataclasses
 import logging
@@ -34,11 +36,10 @@ def bilinear(rows: np.ndarray, old: tuple[int, int], new: tuple[int, int]) -> np
     grid = rows.reshape(*old, -1).astype(np.float64)
     for axis in (0, 1):
         place = np.linspace(0, old[axis] - 1, new[axis])
-        grid = np.apply_along_axis(lambda line, place=place: np.interp(place, np.arange(len(line)), line), axis, grid)
+        grid = np.apply_along_axis(
+            lambda line, place=place: np.interp(place, np.arange(len(line)), line), axis, grid
+        )
     return grid.reshape(1, new[0] * new[1], -1)
-
-
-# --- position embeddings --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", golden("posemb_resize")[1]["cases"], ids=lambda case: case["name"])
@@ -50,7 +51,9 @@ def test_resampling_equals_the_published_one(case):
     np.testing.assert_allclose(out, arrays[f"{case['name']}/out"], atol=1e-6)
 
 
-@pytest.mark.parametrize(("old", "new"), [((2, 8), (4, 4)), ((4, 6), (7, 3)), ((3, 5), (6, 5)), ((1, 4), (1, 7))])
+@pytest.mark.parametrize(
+    ("old", "new"), [((2, 8), (4, 4)), ((4, 6), (7, 3)), ((3, 5), (6, 5)), ((1, 4), (1, 7))]
+)
 def test_resampling_off_the_square_is_linear_along_each_axis(old, new):
     posemb = np.random.default_rng(0).normal(size=(2 + old[0] * old[1], 3)).astype(np.float32)
     out = pretrained.resample_posemb(posemb, new, old, num_prefix=2)
@@ -65,24 +68,27 @@ def test_a_grid_that_does_not_fit_is_an_error():
         pretrained.resample_posemb(np.zeros((13, 4)), (4, 4), num_prefix=1)
 
 
-# --- the published loaders' results ---------------------------------------------------------------
-
-
 def load(tmp_path, name, **more):
     """(arrays, config, model, params) of a golden loading case, through from_pretrained."""
     arrays, config = golden(name)
     path = golden_file(tmp_path, name, "pretrained")
     target = config["target_config"]
     wanted = dict(
-        num_classes=3, image_size=tuple(target["image_size"]), pool={"token": "tok"}.get(target["classifier"])
+        num_classes=3,
+        image_size=tuple(target["image_size"]),
+        pool={"token": "tok"}.get(target["classifier"]),
     )
     wanted["pool"] = wanted["pool"] or target["classifier"]
-    wanted |= dict(pre_logits=target["representation_size"] or 0, depth=target["transformer"]["num_layers"])
+    wanted |= dict(
+        pre_logits=target["representation_size"] or 0, depth=target["transformer"]["num_layers"]
+    )
     return arrays, config, *vit_jax.from_pretrained(path, **(wanted | more))
 
 
 def expected(arrays: dict, config: dict) -> dict:
-    """The peer's result by published names, without what it did not take from the file or left behind."""
+    """The peer's result by published names, without what it did not take from the file or left
+    behind.
+    """
     found = {}
     for name, source in config["result_source"].items():
         kind, _, key = source.partition(":")
@@ -95,9 +101,14 @@ def expected(arrays: dict, config: dict) -> dict:
 
 def assert_equal_to_the_peer(params: dict, arrays: dict, config: dict) -> None:
     found, wanted = scan_layout.flatten(params), expected(arrays, config)
-    assert found.keys() - wanted.keys() == {"head/kernel", "head/bias"} and wanted.keys() <= found.keys()
+    assert (
+        found.keys() - wanted.keys() == {"head/kernel", "head/bias"}
+        and wanted.keys() <= found.keys()
+    )
     for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-6 if name == POSEMB else 0, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], value, atol=1e-6 if name == POSEMB else 0, err_msg=name
+        )
 
 
 def with_their_head(params: dict, arrays: dict) -> dict:
@@ -108,7 +119,9 @@ def with_their_head(params: dict, arrays: dict) -> dict:
 
 @pytest.mark.parametrize("name", [name for name in LOADS if "logits_after_load" in golden(name)[0]])
 def test_loading_equals_the_published_loader(name, tmp_path):
-    arrays, config, model, params = load(tmp_path, name, allow="encoderblock_1" if "deeper" in name else "")
+    arrays, config, model, params = load(
+        tmp_path, name, allow="encoderblock_1" if "deeper" in name else ""
+    )
     assert_equal_to_the_peer(params, arrays, config)
     logits = applied(model, with_their_head(params, arrays), arrays["inputs"])
     assert np.abs(logits - arrays["logits_after_load"]).max() <= 2e-5
@@ -119,7 +132,8 @@ def test_loading_equals_the_published_loader(name, tmp_path):
 def test_what_nothing_would_use_is_named(tmp_path):
     """The peer keeps the second block of a checkpoint that is too deep, and nothing reads it."""
     with pytest.raises(
-        UserError, match=r"npz: the weights have Transformer/encoderblock_1/\S+, which the model has not"
+        UserError,
+        match=r"npz: the weights have Transformer/encoderblock_1/\S+, which the model has not",
     ):
         load(tmp_path, "load_deeper_ckpt_extra_block")
 
@@ -129,7 +143,10 @@ def test_a_layer_that_the_weights_lack_is_named_or_drawn(tmp_path):
     with pytest.raises(UserError, match="npz: the weights lack pre_logits/bias"):
         load(tmp_path, "load_norep_to_rep")
     arrays, _, model, params = load(tmp_path, "load_norep_to_rep", allow="^pre_logits/")
-    assert params["pre_logits"]["kernel"].shape == (32, 24) and params["pre_logits"]["kernel"].std() > 0.1
+    assert (
+        params["pre_logits"]["kernel"].shape == (32, 24)
+        and params["pre_logits"]["kernel"].std() > 0.1
+    )
     assert not applied(model, params, arrays["inputs"]).any()
     np.testing.assert_array_equal(params["cls"], arrays["pretrained/cls"])
 
@@ -140,7 +157,9 @@ def test_what_the_published_loader_cannot_load(name, tmp_path):
     arrays, config, model, params = load(tmp_path, name)
     found, held = scan_layout.flatten(params), below(arrays, "pretrained")
     old = (config["pretrained_config"]["image_size"][0] // 8,) * 2
-    had, has = (config[key]["classifier"] == "token" for key in ("pretrained_config", "target_config"))
+    had, has = (
+        config[key]["classifier"] == "token" for key in ("pretrained_config", "target_config")
+    )
     wanted = bilinear(held[POSEMB][:, int(had) :], old, model.grid)
     np.testing.assert_allclose(found[POSEMB][:, int(has) :], wanted, atol=1e-6)
     if has:
@@ -166,16 +185,19 @@ def test_loading_equals_big_vision(name, tmp_path):
     wanted = {published_name(name): value for name, value in wanted.items()}
     positions = found.pop(POSEMB)
     if "cls" in wanted:
-        np.testing.assert_allclose(found.pop("cls") + positions[:, :1], wanted.pop("cls"), atol=1e-6)
-    np.testing.assert_allclose(positions[:, model.num_prefix :], wanted.pop("pos_embedding"), atol=1e-6)
+        np.testing.assert_allclose(
+            found.pop("cls") + positions[:, :1], wanted.pop("cls"), atol=1e-6
+        )
+    np.testing.assert_allclose(
+        positions[:, model.num_prefix :], wanted.pop("pos_embedding"), atol=1e-6
+    )
     assert found.keys() - wanted.keys() == ({"head/kernel", "head/bias"} if new_head else set())
     for key, value in wanted.items():
         np.testing.assert_array_equal(found[key], value, err_msg=key)
     params = with_their_head(params, arrays) if new_head else params
-    assert np.abs(applied(model, params, arrays["inputs"]) - arrays["logits_after_load"]).max() <= 2e-5
-
-
-# --- patches --------------------------------------------------------------------------------------
+    assert (
+        np.abs(applied(model, params, arrays["inputs"]) - arrays["logits_after_load"]).max() <= 2e-5
+    )
 
 
 @pytest.mark.parametrize("case", golden("patch_resize")[1]["cases"], ids=lambda case: case["name"])
@@ -198,11 +220,15 @@ def test_an_enlarged_patch_of_an_enlarged_image_gives_the_same_embedding(old, ne
 
 
 def test_patches_that_grow_and_shrink_have_the_least_error():
-    """Larger one way and smaller the other: the pseudo-inverse of both resizings together, in float64."""
+    """Larger one way and smaller the other: the pseudo-inverse of both resizings together, in
+    float64.
+    """
     kernel = np.random.default_rng(0).normal(size=(4, 4, 1, 2))
     resize = np.kron(adapt.resize_matrix(4, 5), adapt.resize_matrix(4, 3))
     wanted = np.linalg.pinv(resize.T, rcond=1e-10) @ kernel.reshape(16, 2)
-    np.testing.assert_allclose(adapt.resample_patches(kernel, (5, 3)).reshape(15, 2), wanted, atol=1e-9)
+    np.testing.assert_allclose(
+        adapt.resample_patches(kernel, (5, 3)).reshape(15, 2), wanted, atol=1e-9
+    )
 
 
 def test_another_patch_size_is_an_argument(tmp_path):
@@ -213,20 +239,25 @@ def test_another_patch_size_is_an_argument(tmp_path):
     wanted = adapt.resample_patches(plain["embedding"]["kernel"], (16, 16))
     np.testing.assert_array_equal(params["embedding"]["kernel"], wanted)
     np.testing.assert_array_equal(*(scan_layout.flatten(tree)[POSEMB] for tree in (params, plain)))
-    model, params = vit_jax.from_pretrained(path, patch_size=(16, 4))  # another grid on the same image
+    model, params = vit_jax.from_pretrained(
+        path, patch_size=(16, 4)
+    )  # another grid on the same image
     assert model.grid == (2, 8) and params["embedding"]["kernel"].shape == (16, 4, 3, 48)
     rows = scan_layout.flatten(plain)[POSEMB][:, 1:]
-    np.testing.assert_allclose(scan_layout.flatten(params)[POSEMB][:, 1:], bilinear(rows, (4, 4), (2, 8)), atol=1e-6)
-
-
-# --- heads, pre_logits, layouts, dtypes, prefix tokens --------------------------------------------
+    np.testing.assert_allclose(
+        scan_layout.flatten(params)[POSEMB][:, 1:], bilinear(rows, (4, 4), (2, 8)), atol=1e-6
+    )
 
 
 def test_pre_logits_are_kept_or_dropped_as_asked(tmp_path):
     path = golden_file(tmp_path, "vit_token_rep")
     assert vit_jax.from_pretrained(path)[0].pre_logits == 40
     model, params = vit_jax.from_pretrained(path, num_classes=5)
-    assert model.pre_logits == 0 and "pre_logits" not in params and params["head"]["kernel"].shape == (48, 5)
+    assert (
+        model.pre_logits == 0
+        and "pre_logits" not in params
+        and params["head"]["kernel"].shape == (48, 5)
+    )
     model, params = vit_jax.from_pretrained(path, num_classes=5, pre_logits=True)
     assert model.pre_logits == 40 and params["head"]["kernel"].shape == (40, 5)
     with pytest.raises(UserError, match="lack pre_logits/bias"):
@@ -252,11 +283,15 @@ def test_token_and_mean_pooling_are_exchanged(tmp_path):
     arrays, _ = golden("vit_token_rep")
     path = golden_file(tmp_path, "vit_token_rep")
     model, params = vit_jax.from_pretrained(path, pool="gap", num_classes=5)
-    np.testing.assert_array_equal(scan_layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"][:, 1:])
+    np.testing.assert_array_equal(
+        scan_layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"][:, 1:]
+    )
     assert "cls" not in params and applied(model, params, arrays["inputs"]).shape == (3, 5)
     _, params = vit_jax.from_pretrained(path, pool="gap", class_token=True, num_classes=5)
     np.testing.assert_array_equal(scan_layout.flatten(params)[POSEMB], arrays[f"params/{POSEMB}"])
-    _, params = vit_jax.from_pretrained(golden_file(tmp_path, "vit_gap_rep"), pool="tok", num_classes=5)
+    _, params = vit_jax.from_pretrained(
+        golden_file(tmp_path, "vit_gap_rep"), pool="tok", num_classes=5
+    )
     assert not params["cls"].any() and not scan_layout.flatten(params)[POSEMB][:, 0].any()
 
 
@@ -265,14 +300,22 @@ def test_registers_and_the_distillation_token_come_and_go(tmp_path):
     held = below(golden("vit_token_norep")[0], "params")[POSEMB]
     _, params = vit_jax.from_pretrained(path, registers=2, distilled=True, num_classes=5)
     rows = scan_layout.flatten(params)[POSEMB]
-    assert params["dist"].shape == (1, 1, 48) and params["reg"].shape == (1, 2, 48) and "head_dist" in params
+    assert (
+        params["dist"].shape == (1, 1, 48)
+        and params["reg"].shape == (1, 2, 48)
+        and "head_dist" in params
+    )
     np.testing.assert_array_equal(rows[:, [0, *range(4, 20)]], held)
     assert not rows[:, 1:4].any() and not params["reg"].any()
     with pytest.raises(UserError, match="lack head_dist/bias"):
         vit_jax.from_pretrained(path, distilled=True)
-    model, params = vit_jax.from_pretrained(GOLDEN / "timm_deit_distilled", distilled=False, num_classes=5)
+    model, params = vit_jax.from_pretrained(
+        GOLDEN / "timm_deit_distilled", distilled=False, num_classes=5
+    )
     assert (
-        "dist" not in params and "head_dist" not in params and scan_layout.flatten(params)[POSEMB].shape == (1, 17, 48)
+        "dist" not in params
+        and "head_dist" not in params
+        and scan_layout.flatten(params)[POSEMB].shape == (1, 17, 48)
     )
     assert applied(model, params, np.zeros((1, 32, 32, 3))).shape == (1, 5)
 
@@ -281,7 +324,10 @@ def test_layers_are_stacked_and_unstacked_bit_for_bit(tmp_path):
     path = golden_file(tmp_path, "vit_token_rep")
     _, loop = vit_jax.from_pretrained(path)
     model, stacked = vit_jax.from_pretrained(path, scan=True)
-    assert model.scan and stacked["Transformer"]["encoderblock"]["LayerNorm_0"]["scale"].shape == (2, 48)
+    assert model.scan and stacked["Transformer"]["encoderblock"]["LayerNorm_0"]["scale"].shape == (
+        2,
+        48,
+    )
     back = scan_layout.flatten(scan_layout.unstack_blocks(stacked))
     for key, value in scan_layout.flatten(loop).items():
         np.testing.assert_array_equal(back[key], value)
@@ -289,8 +335,12 @@ def test_layers_are_stacked_and_unstacked_bit_for_bit(tmp_path):
 
 def test_another_dtype_computes_and_does_not_store(tmp_path):
     arrays, _ = golden("vit_token_norep")
-    model, params = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_norep"), dtype="bfloat16")
-    assert model.dtype == "bfloat16" and all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
+    model, params = vit_jax.from_pretrained(
+        golden_file(tmp_path, "vit_token_norep"), dtype="bfloat16"
+    )
+    assert model.dtype == "bfloat16" and all(
+        leaf.dtype == np.float32 for leaf in jax.tree.leaves(params)
+    )
     for key, value in scan_layout.flatten(params).items():
         np.testing.assert_array_equal(value, arrays[f"params/{key}"])
 
@@ -304,13 +354,14 @@ def test_odd_sizes_are_named(size, tmp_path):
 
 
 def test_another_architecture_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"npz: the weights are of MlpMixer, but the model is VisionTransformer"):
-        adapt.adapt(pretrained.read(golden_file(tmp_path, "mixer_p8")), vit_jax.create_model(**SIZES), False)
+    with pytest.raises(
+        UserError, match=r"npz: the weights are of MlpMixer, but the model is VisionTransformer"
+    ):
+        adapt.adapt(
+            pretrained.read(golden_file(tmp_path, "mixer_p8")), vit_jax.create_model(**SIZES), False
+        )
     with pytest.raises(UserError, match="is no regular expression"):
         vit_jax.from_pretrained(golden_file(tmp_path, "vit_gap_rep"), allow="(")
-
-
-# --- the kinds of position embeddings -------------------------------------------------------------
 
 
 def drawn(**fields) -> pretrained.Weights:
@@ -318,7 +369,9 @@ def drawn(**fields) -> pretrained.Weights:
     model = vit_jax.create_model(**(SIZES | fields))
     rng = np.random.default_rng(0)
     shapes = scan_layout.flatten(adapt.abstract_params(model.with_scan(False)))
-    params = {name: rng.normal(0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+    params = {
+        name: rng.normal(0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()
+    }
     return pretrained.Weights(params, create.fields(model))
 
 
@@ -326,7 +379,11 @@ def drawn(**fields) -> pretrained.Weights:
 def test_learned_positions_are_resampled_wherever_they_stand(place):
     weights = drawn(posemb_at=place)
     model, params = pretrained.build(weights, image_size=(48, 40))
-    found = {name: value for name, value in scan_layout.flatten(params).items() if "posembed_input" in name}
+    found = {
+        name: value
+        for name, value in scan_layout.flatten(params).items()
+        if "posembed_input" in name
+    }
     assert len(found) == (2 if place == "every" else 1)
     for name, value in found.items():
         wanted = bilinear(weights.params[name][:, 1:], (4, 4), (6, 5))
@@ -353,7 +410,10 @@ def test_positions_by_row_and_column_follow_the_prefix_tokens():
     _, params = pretrained.build(drawn(posemb="learn2d"), pool="gap")
     assert name not in scan_layout.flatten(params)
     model, params = pretrained.build(drawn(posemb="learn2d", pool="gap"), pool="tok", registers=1)
-    assert scan_layout.flatten(params)[name].shape == (1, 2, 32) and not scan_layout.flatten(params)[name].any()
+    assert (
+        scan_layout.flatten(params)[name].shape == (1, 2, 32)
+        and not scan_layout.flatten(params)[name].any()
+    )
     assert applied(model, params, np.zeros((1, 32, 32, 3))).shape == (1, 5)
 
 
@@ -362,7 +422,8 @@ def test_relative_positions_keep_their_grid():
     _, params = pretrained.build(weights)
     assert scan_layout.flatten(params).keys() == weights.params.keys()
     with pytest.raises(
-        UserError, match=r"relative position embeddings of 4 x 4 tokens do not fit 6 x 6: keep the image"
+        UserError,
+        match=r"relative position embeddings of 4 x 4 tokens do not fit 6 x 6: keep the image",
     ):
         pretrained.build(weights, image_size=48)
 
@@ -383,9 +444,12 @@ def test_another_kind_of_positions_is_no_adaptation():
         pretrained.build(drawn(), posemb="learn2d")
 
 
-# --- every entry point ----------------------------------------------------------------------------
-
-FLAGS = ["--config.model.variant=Ti/8", "--config.model.pool=tok", "--config.model.width=32", "--config.image_size=48"]
+FLAGS = [
+    "--config.model.variant=Ti/8",
+    "--config.model.pool=tok",
+    "--config.model.width=32",
+    "--config.image_size=48",
+]
 
 
 def trained_from(tiny, path, *flags):
@@ -401,7 +465,9 @@ def evaluated_from(tiny, path, monkeypatch):
     """The parameters that an evaluation would use."""
     held = []
     monkeypatch.setattr(suite, "run", lambda evals, step, params, wanted: held.append(params) or {})
-    config = configs.load(str(GOLDEN.parents[1] / "configs/evaluate.py:digits"), [f"--config.init_from={path}"])
+    config = configs.load(
+        str(GOLDEN.parents[1] / "configs/evaluate.py:digits"), [f"--config.init_from={path}"]
+    )
     config.image_size = 48
     evaluate.evaluate(config)
     return held[0]
@@ -415,7 +481,9 @@ def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
     _, converted = vit_jax.from_pretrained(tmp_path / "ours", num_classes=10, image_size=48)
     found = {
         "train": trained_from(tiny, path),
-        "train, scanned": scan_layout.relayout(trained_from(tiny, path, "--config.model.scan=True"), False, np.stack),
+        "train, scanned": scan_layout.relayout(
+            trained_from(tiny, path, "--config.model.scan=True"), False, np.stack
+        ),
         "convert": converted,
     }
     for entry, params in found.items():
@@ -431,16 +499,24 @@ def test_every_entry_point_adapts_alike(tiny, tmp_path, monkeypatch):
 
 
 def test_the_report_says_what_became_of_every_parameter(tmp_path, caplog):
-    path = golden_file(tmp_path, "vit_token_rep", change=lambda flat: flat | {"extra/kernel": np.zeros((3, 3))})
+    path = golden_file(
+        tmp_path, "vit_token_rep", change=lambda flat: flat | {"extra/kernel": np.zeros((3, 3))}
+    )
     with caplog.at_level(logging.INFO, "vit_jax.weights.adapt"):
         vit_jax.from_pretrained(path, num_classes=5, image_size=48, registers=1, allow="^extra/")
     report = caplog.messages[-1]
     lines = [re.split(r"  +", line) for line in report.splitlines()[1:]]
     assert ["resampled", POSEMB, "(1, 18, 48) -> (1, 38, 48)"] in lines
     assert ["dropped", "pre_logits/kernel", "the model has no pre_logits"] in lines
-    assert ["new", "head/kernel", "0, (48, 5)"] in lines and ["new", "reg", "zero, (1, 1, 48)"] in lines
+    assert ["new", "head/kernel", "0, (48, 5)"] in lines and [
+        "new",
+        "reg",
+        "zero, (1, 1, 48)",
+    ] in lines
     assert ["left over", "extra/kernel", "(3, 3)"] in lines
-    number = len(below(golden("vit_token_rep")[0], "params")) - len(["head"] * 2 + ["pre_logits"] * 2 + ["posemb"])
+    number = len(below(golden("vit_token_rep")[0], "params")) - len(
+        ["head"] * 2 + ["pre_logits"] * 2 + ["posemb"]
+    )
     assert lines[0] == ["loaded", f"{number} parameters", "as they are"]
 
 
@@ -448,7 +524,10 @@ def test_a_config_that_says_otherwise_than_the_weights_gets_the_flags_to_add(tin
     folder = golden_folder(tmp_path, "hf_vit")
     processor = '{"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}'
     (folder / "preprocessor_config.json").write_text(processor)
-    sizes = [f"--config.model.{key}={value}" for key, value in dict(width=48, mlp_dim=192, num_heads=3).items()]
+    sizes = [
+        f"--config.model.{key}={value}"
+        for key, value in dict(width=48, mlp_dim=192, num_heads=3).items()
+    ]
     sizes.append("--config.image_size=32")
     with pytest.raises(UserError, match="differ in gelu, ln_eps, mean, std: add ") as error:
         trained_from(tiny, folder, *sizes)
@@ -458,9 +537,6 @@ def test_a_config_that_says_otherwise_than_the_weights_gets_the_flags_to_add(tin
     for name, value in pretrained.read(folder).params.items():
         if not name.startswith("head/"):
             np.testing.assert_array_equal(params[name], value, err_msg=name)
-
-
-# --- easily mistaken -------------------------------------------------------------------------------------------------
 
 
 def test_naming_the_pooling_that_the_weights_have_changes_nothing(tmp_path):
@@ -488,7 +564,10 @@ def test_a_lone_file_with_rows_for_a_grid_that_is_no_square_asks_for_it(tmp_path
 
 @pytest.mark.parametrize(
     ("key", "message"),
-    [("cls", "is cls missing"), ("clsx", "it has clsx, which is not known; the nearest name is cls")],
+    [
+        ("cls", "is cls missing"),
+        ("clsx", "it has clsx, which is not known; the nearest name is cls"),
+    ],
 )
 def test_a_lost_class_token_is_suspected(key, message, tmp_path):
     def change(flat):
@@ -502,14 +581,20 @@ def test_a_lost_class_token_is_suspected(key, message, tmp_path):
 def test_architectures_are_compared_before_anything_else(tmp_path):
     held = pretrained.read(golden_file(tmp_path, "mixer_p8"))
     model = vit_jax.create_model("Ti/8", image_size=32)
-    with pytest.raises(UserError, match="the weights are of MlpMixer, but the model is VisionTransformer"):
+    with pytest.raises(
+        UserError, match="the weights are of MlpMixer, but the model is VisionTransformer"
+    ):
         adapt.check_same_function(held, model)
-    with pytest.raises(UserError, match="trained for 4 x 4 patches, not 8 x 8, and can't be resampled"):
+    with pytest.raises(
+        UserError, match="trained for 4 x 4 patches, not 8 x 8, and can't be resampled"
+    ):
         pretrained.build(held, image_size=64)
 
 
 def test_prefix_tokens_of_the_same_pooling_must_agree_in_training(tmp_path):
     held = pretrained.read(golden_folder(tmp_path, "timm_gap"))
     fields = held.fields | dict(class_token=False)
-    with pytest.raises(UserError, match=r"differ in class_token: add --config.model.class_token=True"):
+    with pytest.raises(
+        UserError, match=r"differ in class_token: add --config.model.class_token=True"
+    ):
         adapt.check_same_function(held, vit_jax.create_model(**fields))

@@ -37,7 +37,11 @@ def refusal(path, **settings) -> str:
 
 
 def arrays_of(name: str) -> dict:
-    return load_file(GOLDEN / name / "model.safetensors") if name in FOLDERS else below(golden(name)[0], "params")
+    return (
+        load_file(GOLDEN / name / "model.safetensors")
+        if name in FOLDERS
+        else below(golden(name)[0], "params")
+    )
 
 
 def store(folder, name: str, flat: dict):
@@ -51,11 +55,11 @@ def store(folder, name: str, flat: dict):
     return folder / name
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------
-
 CHANGES = {
     "missing": lambda flat, key: {name: value for name, value in flat.items() if name != key},
-    "renamed": lambda flat, key: {name + "x" * (name == key): value for name, value in flat.items()},
+    "renamed": lambda flat, key: {
+        name + "x" * (name == key): value for name, value in flat.items()
+    },
     "shorter": lambda flat, key: flat | {key: np.ascontiguousarray(flat[key][..., :-1])},
     "flat": lambda flat, key: flat | {key: flat[key].reshape(-1)},
     "integers": lambda flat, key: flat | {key: flat[key].astype(np.int32)},
@@ -65,12 +69,20 @@ CHANGES = {
 
 
 def victims(kind: str, flat: dict) -> list[str]:
-    """Some parameters of a file; not those whose absence is an architecture of its own, or that are flat already."""
+    """Some parameters of a file; not those whose absence is an architecture of its own, or that are
+    flat already.
+    """
     apart = ("pos_embed", "position_embed", "patch", "stem", "embedding/kernel", "gn_", "conv_root")
-    names = [name for name in sorted(flat) if not any(word in name for word in apart) and flat[name].ndim > 0]
+    names = [
+        name
+        for name in sorted(flat)
+        if not any(word in name for word in apart) and flat[name].ndim > 0
+    ]
     if kind == "flat":
         names = [
-            name for name in names if flat[name].ndim > 1 and flat[name].shape != (1, 1, 48) and "bias" not in name
+            name
+            for name in names
+            if flat[name].ndim > 1 and flat[name].shape != (1, 1, 48) and "bias" not in name
         ]
     return list(np.random.default_rng(0).permutation(names)[:6])
 
@@ -86,7 +98,9 @@ def test_one_array_that_is_wrong_is_named(name, kind, tmp_path):
 
 @pytest.mark.parametrize("name", ["hf_vit", "hf_deit", "timm_map", "timm_token"])
 def test_every_name_of_a_hub_file_counts(name, tmp_path):
-    """Each array of the first block and outside of the blocks, renamed or missing, is named as in the file."""
+    """Each array of the first block and outside of the blocks, renamed or missing, is named as in
+    the file.
+    """
     flat = arrays_of(name)
     for key in (key for key in flat if ".1." not in key):
         assert key in refusal(store(tmp_path, name, CHANGES["missing"](flat, key)))
@@ -106,23 +120,53 @@ def renamed(old, new):
     [
         (without("Transformer/encoder_norm/scale"), "lack Transformer/encoder_norm/scale"),
         (without("embedding/kernel"), "has no embedding/kernel"),
-        (renamed(QUERY, QUERY.replace("query", "querry")), f"lack {QUERY} .* nearest name is .*querry"),
-        (lambda flat: flat | {"extra/kernel": np.zeros(3)}, "have extra/kernel, which the model has not"),
-        (lambda flat: flat | {QUERY: np.zeros((48, 4, 11))}, r"is \(48, 4, 11\), but the model has \(48, 4, 12\)"),
-        (lambda flat: {k: v for k, v in flat.items() if "encoderblock_0" not in k}, r"blocks \[1\]: some are missing"),
+        (
+            renamed(QUERY, QUERY.replace("query", "querry")),
+            f"lack {QUERY} .* nearest name is .*querry",
+        ),
+        (
+            lambda flat: flat | {"extra/kernel": np.zeros(3)},
+            "have extra/kernel, which the model has not",
+        ),
+        (
+            lambda flat: flat | {QUERY: np.zeros((48, 4, 11))},
+            r"is \(48, 4, 11\), but the model has \(48, 4, 12\)",
+        ),
+        (
+            lambda flat: {k: v for k, v in flat.items() if "encoderblock_0" not in k},
+            r"blocks \[1\]: some are missing",
+        ),
         (lambda flat: dict(a=np.zeros(3)), "has no embedding/kernel .* not the weights of a ViT"),
         (lambda flat: {}, "has no embedding/kernel among its 0 parameters"),
         (without("head/bias"), "lack head/bias"),
         (without("head/kernel"), "lack head/kernel"),
         (without("pre_logits/bias"), "lack pre_logits/bias"),
         (without("pre_logits/kernel"), "lack pre_logits/kernel"),
-        (lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 3, 48), np.int32)}, "embedding/kernel of type int32"),
-        (lambda flat: flat | {"head/bias": np.float32(1)}, r"head/bias of type float32, shape \(\)"),
-        (lambda flat: flat | {"head/bias": np.zeros(0)}, r"head/bias of type float64, shape \(0,\)"),
-        (lambda flat: flat | {"embedding/kernel": np.zeros(48, np.float32)}, r"embedding/kernel of shape \(48,\)"),
-        (lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 1, 48))}, r"is \(8, 8, 1, 48\), but the model has"),
+        (
+            lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 3, 48), np.int32)},
+            "embedding/kernel of type int32",
+        ),
+        (
+            lambda flat: flat | {"head/bias": np.float32(1)},
+            r"head/bias of type float32, shape \(\)",
+        ),
+        (
+            lambda flat: flat | {"head/bias": np.zeros(0)},
+            r"head/bias of type float64, shape \(0,\)",
+        ),
+        (
+            lambda flat: flat | {"embedding/kernel": np.zeros(48, np.float32)},
+            r"embedding/kernel of shape \(48,\)",
+        ),
+        (
+            lambda flat: flat | {"embedding/kernel": np.zeros((8, 8, 1, 48))},
+            r"is \(8, 8, 1, 48\), but the model has",
+        ),
         (lambda flat: flat | {POSEMB: np.zeros((1, 1, 48), np.float32)}, "it has no patch rows"),
-        (lambda flat: flat | {POSEMB: np.zeros((1, 19, 48), np.float32)}, "18 patch tokens, no square"),
+        (
+            lambda flat: flat | {POSEMB: np.zeros((1, 19, 48), np.float32)},
+            "18 patch tokens, no square",
+        ),
         (lambda flat: flat | {"cls": np.array(["text"])}, "cls of type <U4"),
         (lambda flat: flat | {"cls": np.zeros((1, 1, 48), np.complex64)}, "cls of type complex64"),
     ],
@@ -137,7 +181,9 @@ def test_a_stem_that_no_model_has_is_named(tmp_path):
     narrow = flat | {"conv_root/kernel": flat["conv_root/kernel"][..., :-1]}
     text = refusal(store(tmp_path, "hybrid_rti_nostage", narrow), grid=(2, 3))
     assert "groups (32) does not divide" in text
-    text = refusal(store(tmp_path, "bv_map_rep", without("embedding/kernel")(arrays_of("bv_map_rep"))))
+    text = refusal(
+        store(tmp_path, "bv_map_rep", without("embedding/kernel")(arrays_of("bv_map_rep")))
+    )
     assert "has no embedding/kernel" in text
 
 
@@ -148,9 +194,6 @@ def test_values_that_are_not_finite_are_still_weights(name, tmp_path):
     flat[key] = np.full_like(flat[key], np.nan)
     _, params = vit_jax.from_pretrained(store(tmp_path, name, flat))
     assert np.isnan(params["head"]["bias"]).all()
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
 
 
 def pickled_arrays() -> bytes:
@@ -188,7 +231,10 @@ FILES = {
     "zeros": (b"\0" * 1000, "it is not what it should be"),
     "one byte": (b"P", "it is not what it should be"),
     "old PyTorch": (pickle.dumps({"cls_token": 1}), "it is a pickle, which may run code"),
-    "PyTorch": (of_pytorch(), "is a pickle of PyTorch, which may run code: save it as .safetensors"),
+    "PyTorch": (
+        of_pytorch(),
+        "is a pickle of PyTorch, which may run code: save it as .safetensors",
+    ),
     "pickled arrays": (pickled_arrays(), "Object arrays cannot be loaded"),
     "zip of text": (a_zip(readme__txt="hello"), "can't be read as .npz"),
     "zip of no arrays": (a_zip(cls__npy="hello"), "can't be read as .npz"),
@@ -208,7 +254,9 @@ def test_files_that_hold_no_weights_are_named(kind, suffix, tmp_path):
 def small_file(folder, kind: str):
     """A small file that reads well, to be damaged."""
     if kind == "safetensors":
-        (folder / "w.safetensors").write_bytes((GOLDEN / "timm_token/model.safetensors").read_bytes())
+        (folder / "w.safetensors").write_bytes(
+            (GOLDEN / "timm_token/model.safetensors").read_bytes()
+        )
         return folder / "w.safetensors"
     flat = arrays_of("bv_map_rep")
     (np.savez if kind == "stored" else np.savez_compressed)(folder / "w.npz", **flat)
@@ -219,10 +267,21 @@ def small_file(folder, kind: str):
 def test_files_that_end_too_early_are_named(kind, tmp_path):
     path = small_file(tmp_path, kind)
     content = path.read_bytes()
-    cuts = [1, 4, 8, 9, 30, 100, *np.linspace(200, len(content) - 1, 20).astype(int), len(content) - 5]
+    cuts = [
+        1,
+        4,
+        8,
+        9,
+        30,
+        100,
+        *np.linspace(200, len(content) - 1, 20).astype(int),
+        len(content) - 5,
+    ]
     for cut in cuts:
         path.write_bytes(content[:cut])
-        assert "fetch the file again" in refusal(path, num_heads=3 if kind == "safetensors" else None)
+        assert "fetch the file again" in refusal(
+            path, num_heads=3 if kind == "safetensors" else None
+        )
 
 
 @pytest.mark.parametrize("kind", ["stored", "compressed"])
@@ -241,7 +300,9 @@ def test_flipped_bytes_are_found_or_change_nothing(kind, tmp_path):
             assert "\n" not in str(error) and "w.npz" in str(error)
             found += 1
         else:  # a time stamp, or the like; a name of an entry is noticed by the next reader
-            assert sorted(map(np.ndarray.tobytes, held.values())) == sorted(map(np.ndarray.tobytes, wanted.values()))
+            assert sorted(map(np.ndarray.tobytes, held.values())) == sorted(
+                map(np.ndarray.tobytes, wanted.values())
+            )
     assert found >= 60
 
 
@@ -268,7 +329,9 @@ HEADERS = {
     "length 2^63": safetensors_file({}, length=2**63),
     "length 2^64 - 1": safetensors_file({}, length=2**64 - 1),
     "length past the end": safetensors_file({"a": entry()}, length=1000),
-    "length of the file": safetensors_file({"a": entry()}, b"", length=8 + len(json.dumps({"a": entry()}))),
+    "length of the file": safetensors_file(
+        {"a": entry()}, b"", length=8 + len(json.dumps({"a": entry()}))
+    ),
     "brackets": safetensors_file(b'{"a":' + b"[" * 100_000),
     "objects": safetensors_file(b'{"a":' * 100_000),
     "half a header": safetensors_file(b'{"a": {"dtype": "F32", "sha'),
@@ -285,10 +348,14 @@ HEADERS = {
     "a negative shape": safetensors_file({"a": entry(shape=(-4,))}),
     "an unknown type": safetensors_file({"a": entry(dtype="Q4_0")}),
     "integers": safetensors_file({"patch_embed.proj.weight": entry(dtype="I32")}, b"\0" * 16),
-    "8 bits": safetensors_file({"patch_embed.proj.weight": entry(dtype="F8_E4M3", shape=(16,))}, b"\0" * 16),
+    "8 bits": safetensors_file(
+        {"patch_embed.proj.weight": entry(dtype="F8_E4M3", shape=(16,))}, b"\0" * 16
+    ),
     "no arrays": safetensors_file({}, b""),
     "foreign arrays": safetensors_file({"bert.pooler": entry()}, b"\0" * 16),
-    "no rank": safetensors_file({"patch_embed.proj.weight": entry(shape=(), offsets=(0, 4))}, b"\0" * 4),
+    "no rank": safetensors_file(
+        {"patch_embed.proj.weight": entry(shape=(), offsets=(0, 4))}, b"\0" * 4
+    ),
 }
 
 
@@ -298,13 +365,12 @@ def test_absurd_headers_are_named(kind, tmp_path):
     assert "w.safetensors" in refusal(tmp_path / "w.safetensors", num_heads=3)
 
 
-# --- folders -------------------------------------------------------------------------------------------------------
-
-
 def test_folders_without_weights_are_named(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "holds neither a checkpoint of ours nor model.safetensors: give a workdir" in refusal(folder)
+    assert "holds neither a checkpoint of ours nor model.safetensors: give a workdir" in refusal(
+        folder
+    )
     (folder / "pytorch_model.bin").write_bytes(of_pytorch())
     (folder / "config.json").write_text("{}")
     assert "PyTorch pickles, .bin and .pth, are never read" in refusal(folder)
@@ -376,7 +442,9 @@ ABSURD = {
 }
 
 
-@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in ABSURD.items() for key in keys])
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name, keys in ABSURD.items() for key in keys]
+)
 def test_absurd_values_of_a_config_are_refused(name, key, tmp_path):
     folder = golden_folder(tmp_path, name)
     config = json.loads((folder / "config.json").read_text())
@@ -386,22 +454,33 @@ def test_absurd_values_of_a_config_are_refused(name, key, tmp_path):
 
 
 NESTED = {
-    "model_args": dict(num_heads=[-1, "3", 7, [3]], img_size=[-32, "32", {"a": 1}, [32]], act_layer=["relu", 3, [1]]),
-    "pretrained_cfg": dict(mean=[3, [0.5], ["a", "b", "c"]], std=[0, [0, 0, 0], [0.5, 0.5]], crop_pct=["x", []]),
+    "model_args": dict(
+        num_heads=[-1, "3", 7, [3]],
+        img_size=[-32, "32", {"a": 1}, [32]],
+        act_layer=["relu", 3, [1]],
+    ),
+    "pretrained_cfg": dict(
+        mean=[3, [0.5], ["a", "b", "c"]], std=[0, [0, 0, 0], [0.5, 0.5]], crop_pct=["x", []]
+    ),
 }
 
 
-@pytest.mark.parametrize(("part", "key"), [(part, key) for part, keys in NESTED.items() for key in keys])
+@pytest.mark.parametrize(
+    ("part", "key"), [(part, key) for part, keys in NESTED.items() for key in keys]
+)
 def test_absurd_values_of_timms_parts_are_refused(part, key, tmp_path):
     folder = golden_folder(tmp_path, "timm_token")
     config = json.loads((folder / "config.json").read_text())
     for value in NESTED[part][key]:
-        (folder / "config.json").write_text(json.dumps(config | {part: config[part] | {key: value}}))
+        (folder / "config.json").write_text(
+            json.dumps(config | {part: config[part] | {key: value}})
+        )
         assert "timm_token" in refusal(folder)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"image_mean": 3}', '{"image_std": [0, 0, 0]}', '{"image_mean": ["a", 1, 2]}']
+    "text",
+    ["{", "[]", '{"image_mean": 3}', '{"image_std": [0, 0, 0]}', '{"image_mean": ["a", 1, 2]}'],
 )
 def test_a_damaged_preprocessor_is_named(text, tmp_path):
     folder = golden_folder(tmp_path, "hf_vit")
@@ -419,7 +498,9 @@ def test_a_damaged_index_is_named(text, tmp_path):
     assert "hf_vit" in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../../b.safetensors", ".."])
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "a/../../b.safetensors", ".."]
+)
 def test_an_index_does_not_lead_out_of_its_folder(name, tmp_path):
     folder = golden_folder(tmp_path, "hf_vit")
     (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
@@ -428,13 +509,15 @@ def test_an_index_does_not_lead_out_of_its_folder(name, tmp_path):
 
 
 def test_more_than_the_memory_of_the_machine_is_not_read(tmp_path, monkeypatch):
-    """A machine of 16 KiB stands in for an archive of hundreds of GiB of zeros, which is small on disk."""
+    """A machine of 16 KiB stands in for an archive of hundreds of GiB of zeros, which is small on
+    disk.
+    """
     monkeypatch.setattr(os, "sysconf", lambda name: dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=4)[name])
-    np.savez_compressed(tmp_path / "bomb.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 192), np.float32)})
+    np.savez_compressed(
+        tmp_path / "bomb.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 192), np.float32)}
+    )
     assert "bomb.npz declares 0.0 GiB of arrays, more than" in refusal(tmp_path / "bomb.npz")
 
-
-# --- through the commands ------------------------------------------------------------------------------------------
 
 BROKEN = {"text": b"not weights", "PyTorch": of_pytorch(), "pickled arrays": pickled_arrays()}
 
@@ -445,7 +528,10 @@ def test_commands_end_with_one_line_and_exit_2(kind, tiny, tmp_path, capsys):
     path.write_bytes(BROKEN[kind])
     assert convert.main([str(path), str(tmp_path / "out")]) == 2
     assert "w.npz" in last_error(capsys) and not (tmp_path / "out").exists()
-    assert train.main([f"--config={tiny}", f"--workdir={tmp_path}/run", f"--config.init_from={path}"]) == 2
+    assert (
+        train.main([f"--config={tiny}", f"--workdir={tmp_path}/run", f"--config.init_from={path}"])
+        == 2
+    )
     assert "w.npz" in last_error(capsys)
 
 

@@ -1,4 +1,6 @@
-"""Weights of every format and age give the logits that the published code gave; what a file can't tell is asked for."""
+"""Weights of every format and age give the logits that the published code gave; what a file can't
+tell is asked for.
+"""
 
 import functools
 import http.server
@@ -52,9 +54,6 @@ def published_names(flat: dict) -> dict:
     return {rename(name): value for name, value in flat.items()}
 
 
-# --- the numbers of every golden file (models/test_models.py has those of vision_transformer) ---------------------------
-
-
 @pytest.mark.parametrize("prefix", ["params", "params_scan"])
 @pytest.mark.parametrize("name", BIG_VISION)
 def test_big_vision_files_give_the_published_logits(name, prefix, tmp_path):
@@ -66,11 +65,28 @@ def test_big_vision_files_give_the_published_logits(name, prefix, tmp_path):
         return
     np.savez(tmp_path / "w.npz", **stored)
     pool = dict(pool="0") if config["pool_type"] == "0" else {}  # no file shows it
-    model, params = vit_jax.from_pretrained(tmp_path / "w.npz", image_size=arrays["inputs"].shape[1:3], **pool)
+    model, params = vit_jax.from_pretrained(
+        tmp_path / "w.npz", image_size=arrays["inputs"].shape[1:3], **pool
+    )
     truth = arrays["logits_f64"]
-    assert np.abs(applied(model, params, arrays["inputs"]) - truth).max() <= 1e-5 * np.abs(truth).max() + 2e-5
-    found = (model.pool, model.posemb, model.depth, model.num_heads, model.width, bool(model.pre_logits))
-    wanted = (config["pool_type"], config["posemb"].removesuffix("ed"), config["depth"], config["num_heads"])
+    assert (
+        np.abs(applied(model, params, arrays["inputs"]) - truth).max()
+        <= 1e-5 * np.abs(truth).max() + 2e-5
+    )
+    found = (
+        model.pool,
+        model.posemb,
+        model.depth,
+        model.num_heads,
+        model.width,
+        bool(model.pre_logits),
+    )
+    wanted = (
+        config["pool_type"],
+        config["posemb"].removesuffix("ed"),
+        config["depth"],
+        config["num_heads"],
+    )
     assert found == (*wanted, config["width"], bool(config["rep_size"]))
 
 
@@ -79,7 +95,10 @@ def test_a_mixer_gives_the_published_logits(tmp_path):
     path = golden_file(tmp_path, "mixer_p8")
     model, params = vit_jax.from_pretrained(path)
     truth = arrays["logits_f64"]
-    assert np.abs(applied(model, params, arrays["inputs"]) - truth).max() <= 1e-5 * np.abs(truth).max() + 2e-5
+    assert (
+        np.abs(applied(model, params, arrays["inputs"]) - truth).max()
+        <= 1e-5 * np.abs(truth).max() + 2e-5
+    )
     _, same = vit_jax.from_pretrained(golden_file(tmp_path, "mixer_p8", change=prefixed))
     assert_same(same, params)
 
@@ -92,9 +111,6 @@ def test_folders_give_the_logits_of_their_library(name):
     assert np.abs(applied(model, params, image) - truth).max() <= 2e-5 * max(1, np.abs(truth).max())
     assert (model.gelu, model.ln_eps) == ("erf", 1e-12 if name.startswith("hf") else 1e-6)
     assert model.image_size == image.shape[1:3] and model.distilled == ("deit" in name)
-
-
-# --- the ages of big_vision's files --------------------------------------------------------------------------------
 
 
 def combined(place: str):
@@ -114,7 +130,10 @@ def test_positions_with_a_row_for_the_class_token(place, prefix, tmp_path):
     change = combined(place)
     path = golden_file(tmp_path, "bv_tok_learn", change=lambda flat: prefixed(change(flat), prefix))
     _, params = vit_jax.from_pretrained(path)
-    found, wanted = scan_layout.flatten(params), published_names(bare(below(golden("bv_tok_learn")[0], "params")))
+    found, wanted = (
+        scan_layout.flatten(params),
+        published_names(bare(below(golden("bv_tok_learn")[0], "params"))),
+    )
     np.testing.assert_array_equal(found[POSEMB][:, 1:], wanted.pop("pos_embedding"))
     np.testing.assert_allclose(found["cls"] + found[POSEMB][:, :1], wanted.pop("cls"), atol=1e-6)
     for name, value in wanted.items():
@@ -129,7 +148,11 @@ def test_a_class_token_without_a_position_gets_zero(tmp_path):
 
 def beside_optimizer(flat):
     states = {f"opt/1/0/mu/{name}": value for name, value in bare(flat).items()}
-    return prefixed(bare(flat)) | states | {"opt/1/0/count": np.int32(7), "extra/text": np.array("hello")}
+    return (
+        prefixed(bare(flat))
+        | states
+        | {"opt/1/0/count": np.int32(7), "extra/text": np.array("hello")}
+    )
 
 
 def of_flax_optim(flat):
@@ -137,13 +160,24 @@ def of_flax_optim(flat):
 
 
 def image_tower(flat):
-    both = prefixed(bare(flat), "img/") | prefixed(bare(flat), "txt/") | {"t": np.float32(10), "b": np.zeros(1)}
+    both = (
+        prefixed(bare(flat), "img/")
+        | prefixed(bare(flat), "txt/")
+        | {"t": np.float32(10), "b": np.zeros(1)}
+    )
     return prefixed(both)
 
 
 @pytest.mark.parametrize(
     "change",
-    [prefixed, published_names, beside_optimizer, of_flax_optim, image_tower, lambda flat: bare(image_tower(flat))],
+    [
+        prefixed,
+        published_names,
+        beside_optimizer,
+        of_flax_optim,
+        image_tower,
+        lambda flat: bare(image_tower(flat)),
+    ],
 )
 @pytest.mark.parametrize("name", ["bv_tok_learn", "bv_map_rep"])
 def test_names_of_any_age_are_the_same_parameters(name, change, tmp_path):
@@ -156,7 +190,9 @@ def test_names_of_any_age_are_the_same_parameters(name, change, tmp_path):
 @pytest.mark.parametrize("prefix", ["", "params/"])
 def test_attention_pooling_that_stands_at_the_top(prefix, tmp_path):
     def inlined(flat):
-        return prefixed({name.removeprefix("MAPHead_0/"): value for name, value in bare(flat).items()}, prefix)
+        return prefixed(
+            {name.removeprefix("MAPHead_0/"): value for name, value in bare(flat).items()}, prefix
+        )
 
     plain = vit_jax.from_pretrained(golden_file(tmp_path, "bv_map_learn"))
     other = vit_jax.from_pretrained(golden_file(tmp_path, "bv_map_learn", change=inlined))
@@ -168,7 +204,11 @@ def test_attention_pooling_that_stands_at_the_top(prefix, tmp_path):
 @pytest.mark.parametrize("name", ["bv_gap_rep_scanpair", "vit_gap_rep"])
 def test_every_float_is_read_as_float32(name, dtype, tmp_path):
     weights = pretrained.read(golden_file(tmp_path, name))
-    path = golden_file(tmp_path, name, change=lambda flat: {key: value.astype(dtype) for key, value in flat.items()})
+    path = golden_file(
+        tmp_path,
+        name,
+        change=lambda flat: {key: value.astype(dtype) for key, value in flat.items()},
+    )
     if dtype is ml_dtypes.bfloat16:
         with np.load(path) as raw:
             assert raw[raw.files[0]].dtype == np.dtype("V2")
@@ -181,7 +221,10 @@ def test_linen_names_are_read_like_published_ones(tmp_path):
     back = {new: old for old, new in LINEN_NAMES.items()}
 
     def rename(flat):
-        return {"/".join(back.get(part, part) for part in key.split("/")): value for key, value in flat.items()}
+        return {
+            "/".join(back.get(part, part) for part in key.split("/")): value
+            for key, value in flat.items()
+        }
 
     _, plain = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_rep"))
     _, linen = vit_jax.from_pretrained(golden_file(tmp_path, "vit_token_rep", change=rename))
@@ -191,12 +234,13 @@ def test_linen_names_are_read_like_published_ones(tmp_path):
 def test_one_parameter_under_two_names_is_an_error(tmp_path):
     published = "Transformer/encoderblock_0/LayerNorm_2/scale"
     linen = published.replace("LayerNorm_2", "LayerNorm_1")
-    path = golden_file(tmp_path, "vit_token_rep", change=lambda flat: flat | {linen: flat[published]})
-    with pytest.raises(UserError, match=rf"npz has both {published} and {linen}, which are one parameter"):
+    path = golden_file(
+        tmp_path, "vit_token_rep", change=lambda flat: flat | {linen: flat[published]}
+    )
+    with pytest.raises(
+        UserError, match=rf"npz has both {published} and {linen}, which are one parameter"
+    ):
         vit_jax.from_pretrained(path)
-
-
-# --- what a file can't tell ----------------------------------------------------------------------------------------
 
 
 def test_a_grid_that_the_file_cannot_tell_is_asked_for(tmp_path):
@@ -208,7 +252,10 @@ def test_a_grid_that_the_file_cannot_tell_is_asked_for(tmp_path):
     assert vit_jax.from_pretrained(path, grid=(4, 6))[0].image_size == (32, 48)
     assert vit_jax.from_pretrained(path, image_size=(32, 48))[0].grid == (4, 6)
     model, params = vit_jax.from_pretrained(path, grid=(4, 6), image_size=(48, 32))
-    assert model.grid == (6, 4) and params["Transformer"]["posembed_input"]["pos_embedding"].shape[1] == 25
+    assert (
+        model.grid == (6, 4)
+        and params["Transformer"]["posembed_input"]["pos_embedding"].shape[1] == 25
+    )
 
 
 def test_a_count_that_is_a_square_is_still_what_the_user_says(tmp_path):
@@ -224,7 +271,9 @@ def as_huggingface(folder, **changes):
     weights = pretrained.read(GOLDEN / "timm_nonsquare")
     model, _ = pretrained.build(weights)
     arrays, configs = huggingface.write(weights, model)
-    config = {key: value for key, value in (configs["config"] | changes).items() if value is not None}
+    config = {
+        key: value for key, value in (configs["config"] | changes).items() if value is not None
+    }
     safetensors_folder.write(folder, arrays, **(configs | dict(config=config)))
     return folder
 
@@ -244,11 +293,14 @@ def lone(folder, name: str):
     return path
 
 
-@pytest.mark.parametrize(("name", "eps"), [("timm_token", 1e-6), ("timm_map", 1e-6), ("hf_vit", 1e-12)])
+@pytest.mark.parametrize(
+    ("name", "eps"), [("timm_token", 1e-6), ("timm_map", 1e-6), ("hf_vit", 1e-12)]
+)
 def test_a_lone_file_needs_its_heads(name, eps, tmp_path):
     path = lone(tmp_path, name)
     with pytest.raises(
-        UserError, match=r"lone\.safetensors does not say how many heads a width of 48 has: give num_he"
+        UserError,
+        match=r"lone\.safetensors does not say how many heads a width of 48 has: give num_he",
     ):
         vit_jax.from_pretrained(path)
     model, params = vit_jax.from_pretrained(path, num_heads=3)
@@ -258,12 +310,26 @@ def test_a_lone_file_needs_its_heads(name, eps, tmp_path):
 
 
 def test_known_widths_have_known_heads(tmp_path):
-    sizes = dict(width=192, depth=1, mlp_dim=32, num_heads=3, patch_size=8, image_size=16, num_classes=2, gelu="erf")
+    sizes = dict(
+        width=192,
+        depth=1,
+        mlp_dim=32,
+        num_heads=3,
+        patch_size=8,
+        image_size=16,
+        num_classes=2,
+        gelu="erf",
+    )
     model = vit_jax.create_model(**sizes)
-    params = scan_layout.flatten(jax.jit(model.init)(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"])
+    params = scan_layout.flatten(
+        jax.jit(model.init)(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"]
+    )
     fields = {key: getattr(model, key) for key in sizes}
     arrays, _ = timm.write(pretrained.Weights(params, fields), model)
-    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, tmp_path / "w.safetensors")
+    save_file(
+        {key: np.ascontiguousarray(value) for key, value in arrays.items()},
+        tmp_path / "w.safetensors",
+    )
     assert vit_jax.from_pretrained(tmp_path / "w.safetensors")[0].num_heads == 3
     assert number_of_heads(1280, 32, 5120, "") == 16 and number_of_heads(1024, 2, 7, "") == 16
 
@@ -290,13 +356,22 @@ def test_preprocessing_comes_from_the_config(tmp_path):
     cfg = dict(mean=mean, std=std, interpolation="bicubic", crop_pct=0.9, input_size=[3, 32, 32])
     of_timm = edited(tmp_path, "timm_token", pretrained_cfg=cfg)
     processor = dict(
-        image_mean=mean, image_std=std, resample=3, do_center_crop=True, size=40, crop_size=dict(height=36)
+        image_mean=mean,
+        image_std=std,
+        resample=3,
+        do_center_crop=True,
+        size=40,
+        crop_size=dict(height=36),
     )
     hf = edited(tmp_path, "hf_vit", "preprocessor_config.json", **processor)
-    wanted = dict(mean=tuple(mean), std=tuple(std), image_size=(32, 32), interpolation="bicubic", crop=0.9)
+    wanted = dict(
+        mean=tuple(mean), std=tuple(std), image_size=(32, 32), interpolation="bicubic", crop=0.9
+    )
     assert vit_jax.from_pretrained(of_timm)[0].preprocess == wanted
     assert vit_jax.from_pretrained(hf)[0].preprocess == wanted
-    half = dict(mean=(0.5,) * 3, std=(0.5,) * 3, image_size=(32, 32), interpolation="bilinear", crop=None)
+    half = dict(
+        mean=(0.5,) * 3, std=(0.5,) * 3, image_size=(32, 32), interpolation="bilinear", crop=None
+    )
     assert vit_jax.from_pretrained(golden_file(tmp_path, "vit_gap_rep"))[0].preprocess == half
 
 
@@ -317,15 +392,16 @@ def test_a_folder_of_several_files(tmp_path):
     folder = sharded(tmp_path)
     assert_same(vit_jax.from_pretrained(folder)[1], vit_jax.from_pretrained(GOLDEN / "hf_vit")[1])
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors does not exist: fetch the whole folder"):
+    with pytest.raises(
+        UserError, match=r"model-00002-of-00002\.safetensors does not exist: fetch the whole folder"
+    ):
         vit_jax.from_pretrained(folder)
 
 
-# --- from elsewhere ------------------------------------------------------------------------------------------------
-
-
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder quietly; of short.npz it sends half, of chunked.npz a chunk that ends too early."""
+    """Serves a folder quietly; of short.npz it sends half, of chunked.npz a chunk that ends too
+    early.
+    """
 
     def log_message(self, *arguments):
         pass
@@ -383,7 +459,10 @@ def test_weights_are_fetched(server, tmp_path):
         ("empty_folder", r"/empty_folder/model\.safetensors can't be fetched \(HTTP Error 404"),
         ("short.npz", r"/short\.npz ended after 500 of 1000 bytes: try again"),
         ("chunked.npz", r"/chunked\.npz can't be fetched .*IncompleteRead"),
-        ("text.npz", r"http://127.*text\.npz can't be read as \.npz or \.safetensors: it is not what it should be"),
+        (
+            "text.npz",
+            r"http://127.*text\.npz can't be read as \.npz or \.safetensors: it is not what it should be",
+        ),
         ("a b.npz", r"/a b\.npz can't be fetched"),
     ],
 )
@@ -395,7 +474,9 @@ def test_what_cannot_be_fetched_is_named(address, message, server, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:1/w.npz", "http://127.0.0.1:port/w.npz", "https:///w.npz"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:1/w.npz", "http://127.0.0.1:port/w.npz", "https:///w.npz"]
+)
 def test_addresses_without_a_server_are_named(address):
     with pytest.raises(UserError, match=r"w\.npz can't be fetched"):
         vit_jax.from_pretrained(address)

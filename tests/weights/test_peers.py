@@ -1,8 +1,10 @@
-"""Weights of timm and of transformers, in both directions: the same parameters give the same logits.
+"""Weights of timm and of transformers, in both directions: the same parameters give the same
+logits.
 
     pip install -e '.[dev,peers]' && python -m pytest -m peers
 
-The peers compute in float64. Every leaf is random, and embeddings are small, so that LayerNorm's epsilon shows.
+The peers compute in float64. Every leaf is random, and embeddings are small, so that LayerNorm's
+epsilon shows.
 """
 
 import copy
@@ -64,14 +66,18 @@ def perturb(torch, model, seed: int = 0):
             embedding = re.search(r"embed|token$|latent|probe", name) is not None
             center = 1.0 if leaf.ndim == 1 and name.endswith("weight") else 0.0
             leaf.copy_(
-                center + noise * (0.02 if embedding else 1.2 / math.sqrt(leaf.shape[1]) if leaf.ndim > 1 else 0.1)
+                center
+                + noise
+                * (0.02 if embedding else 1.2 / math.sqrt(leaf.shape[1]) if leaf.ndim > 1 else 0.1)
             )
     return model.eval()
 
 
 def images_of(size, count: int = 2) -> np.ndarray:
     """[count, H, W, 3] float32."""
-    return np.random.default_rng(1).uniform(-1, 1, (count, *create.pair(size), 3)).astype(np.float32)
+    return (
+        np.random.default_rng(1).uniform(-1, 1, (count, *create.pair(size), 3)).astype(np.float32)
+    )
 
 
 def exactly(torch, model, images: np.ndarray, read=lambda output: output) -> np.ndarray:
@@ -83,7 +89,9 @@ def exactly(torch, model, images: np.ndarray, read=lambda output: output) -> np.
 
 def logits_of(model, params, images: np.ndarray) -> np.ndarray:
     with jax.default_matmul_precision("highest"):
-        return np.asarray(model.apply({"params": params}, images))  # without jit: operations are compiled once for all
+        return np.asarray(
+            model.apply({"params": params}, images)
+        )  # without jit: operations are compiled once for all
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray, record) -> None:
@@ -103,7 +111,9 @@ def assert_reads(path, images, expected, record, **settings):
 
 # timm -> ours
 
-SMALL = dict(embed_dim=48, depth=2, num_heads=4, mlp_ratio=2.5, img_size=32, patch_size=8, num_classes=7)
+SMALL = dict(
+    embed_dim=48, depth=2, num_heads=4, mlp_ratio=2.5, img_size=32, patch_size=8, num_classes=7
+)
 B16, NO_SCALE = "vit_base_patch16_224", dict(init_values=0.0)
 FROM_TIMM = {
     "tok": (B16, {}),
@@ -117,7 +127,10 @@ FROM_TIMM = {
     "entry-flexivit": ("flexivit_small", {}),
     "reg4": (B16, dict(reg_tokens=4)),
     "reg4-no-embed": (B16, dict(reg_tokens=4, no_embed_class=True)),
-    "reg5-rows-a-square": (B16, dict(reg_tokens=5, class_token=False, global_pool="avg", img_size=16)),
+    "reg5-rows-a-square": (
+        B16,
+        dict(reg_tokens=5, class_token=False, global_pool="avg", img_size=16),
+    ),
     "no-embed": (B16, dict(no_embed_class=True)),
     "no-embed-wide": (B16, dict(no_embed_class=True, img_size=(16, 40))),
     "no-positions": (B16, dict(pos_embed="none")),
@@ -139,7 +152,10 @@ FROM_TIMM = {
     "headless": (B16, dict(num_classes=0)),
     "headless-gap": (B16, dict(num_classes=0, global_pool="avg")),
     "headless-distilled": ("deit_tiny_distilled_patch16_224", dict(num_classes=0)),
-    "no-effect": (B16, dict(dynamic_img_size=True, dynamic_img_pad=True, drop_rate=0.1, drop_path_rate=0.1)),
+    "no-effect": (
+        B16,
+        dict(dynamic_img_size=True, dynamic_img_pad=True, drop_rate=0.1, drop_path_rate=0.1),
+    ),
     "heads-of-the-entry": (B16, dict(num_heads=12)),
 }
 
@@ -178,13 +194,19 @@ BY_NAME_SHORT = [  # one block each, to save time
 
 @pytest.mark.parametrize("name", BY_NAME + BY_NAME_SHORT)
 def test_timm_is_read_by_name_alone(timm, torch, tmp_path, record_property, name):
-    model = perturb(torch, timm.create_model(name, **dict(depth=1) if name in BY_NAME_SHORT else {}))
+    model = perturb(
+        torch, timm.create_model(name, **dict(depth=1) if name in BY_NAME_SHORT else {})
+    )
     size = model.pretrained_cfg["input_size"][1:]
     images = images_of(size, 1)
     save_timm(timm, model, tmp_path, without_args=True)
     found = assert_reads(tmp_path, images, exactly(torch, model, images), record_property)
     theirs = timm.data.resolve_model_data_config(model)
-    assert (found.mean, found.std, found.interpolation) == (theirs["mean"], theirs["std"], theirs["interpolation"])
+    assert (found.mean, found.std, found.interpolation) == (
+        theirs["mean"],
+        theirs["std"],
+        theirs["interpolation"],
+    )
     assert found.image_size == tuple(size)
 
 
@@ -195,9 +217,13 @@ def test_timm_old_config_and_lone_file(timm, torch, tmp_path, record_property):
     expected = exactly(torch, model, images)
     save_timm(timm, model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    flat = config["pretrained_cfg"] | dict(architecture=B16, label_names={str(i): f"class {i}" for i in range(7)})
+    flat = config["pretrained_cfg"] | dict(
+        architecture=B16, label_names={str(i): f"class {i}" for i in range(7)}
+    )
     (tmp_path / "config.json").write_text(json.dumps(flat))
-    assert pretrained.read(tmp_path, num_heads=4).class_names == tuple(f"class {i}" for i in range(7))
+    assert pretrained.read(tmp_path, num_heads=4).class_names == tuple(
+        f"class {i}" for i in range(7)
+    )
     assert_reads(tmp_path, images, expected, record_property, num_heads=4)
     (tmp_path / "config.json").unlink()
     assert_reads(tmp_path / "model.safetensors", images, expected, record_property, num_heads=4)
@@ -217,14 +243,26 @@ UNKNOWN_TO_US = {
     "rms-norm": (B16, dict(norm_layer="rmsnorm"), "norm_layer"),
     "swiglu": ("vit_giant_patch14_dinov2", {}, ""),
     "differential": ("vit_dwee_patch16_reg1_gap_256", NO_SCALE, ""),
-    "prefix-in-the-mean": (B16, dict(global_pool="avg", pool_include_prefix=True), "pool_include_prefix"),
+    "prefix-in-the-mean": (
+        B16,
+        dict(global_pool="avg", pool_include_prefix=True),
+        "pool_include_prefix",
+    ),
     "prefix-in-the-mean-by-name": ("test_vit3", NO_SCALE, "pool_include_prefix"),
     "avgmax": (B16, dict(global_pool="avgmax"), "avgmax"),
     "prr": (B16, dict(global_pool="prr"), "prr"),
     "no-final-norm": (B16, dict(final_norm=False), "norm.bias in the file"),
     "no-proj-bias": (B16, dict(proj_bias=False), "bias in the file"),
-    "distilled-fc_norm": ("deit_tiny_distilled_patch16_224", dict(fc_norm=True), "fc_norm in a distilled model"),
-    "padding": (B16, dict(img_size=36, dynamic_img_size=True, dynamic_img_pad=True), "dynamic_img_pad"),
+    "distilled-fc_norm": (
+        "deit_tiny_distilled_patch16_224",
+        dict(fc_norm=True),
+        "fc_norm in a distilled model",
+    ),
+    "padding": (
+        B16,
+        dict(img_size=36, dynamic_img_size=True, dynamic_img_pad=True),
+        "dynamic_img_pad",
+    ),
     "one-channel": (B16, dict(in_chans=1), "images of 1 channels"),
     "relative": ("vit_relpos_small_patch16_224", NO_SCALE, ""),
     "rotary": ("vit_small_patch16_rope_224", {}, ""),
@@ -244,14 +282,19 @@ def test_timm_what_is_unknown_is_refused(timm, torch, tmp_path, case):
 
 def zeros_of(model) -> dict[str, np.ndarray]:
     """Arrays of a model without its numbers, at next to no memory."""
-    return {name: np.broadcast_to(np.uint8(0), tuple(leaf.shape)) for name, leaf in model.state_dict().items()}
+    return {
+        name: np.broadcast_to(np.uint8(0), tuple(leaf.shape))
+        for name, leaf in model.state_dict().items()
+    }
 
 
 def what_differs(theirs, ours) -> list[str]:
     """What of a model of timm no array shows, and `ours` has otherwise."""
     block = theirs.blocks[0]
     tanh = "Tanh" in type(block.mlp.act).__name__
-    epsilons = {layer.eps for layer in theirs.modules() if type(layer).__name__.endswith("LayerNorm")}
+    epsilons = {
+        layer.eps for layer in theirs.modules() if type(layer).__name__.endswith("LayerNorm")
+    }
     facts = dict(
         gelu=("tanh" if tanh else "erf", ours.gelu),
         ln_eps=(epsilons, {ours.ln_eps}),
@@ -271,12 +314,19 @@ def test_every_entry_of_timm_is_read_right_or_refused(timm, torch, monkeypatch):
     for name in dir(torch.nn.init):
         if name.endswith("_") and not name.startswith("_"):
             monkeypatch.setattr(torch.nn.init, name, lambda leaf, *_, **__: leaf)
-    names = [name for module in ("vision_transformer", "deit") for name in timm.list_models(module=module)]
+    names = [
+        name
+        for module in ("vision_transformer", "deit")
+        for name in timm.list_models(module=module)
+    ]
     wrong, read = {}, []
     for name in names:
         with torch.device("meta"):
             model = timm.create_model(name, depth=1)
-        config = dict(architecture=name, pretrained_cfg=json.loads(json.dumps(model.pretrained_cfg, default=str)))
+        config = dict(
+            architecture=name,
+            pretrained_cfg=json.loads(json.dumps(model.pretrained_cfg, default=str)),
+        )
         config |= dict(global_pool=model.global_pool) if getattr(model, "global_pool", "") else {}
         try:
             ours, _ = pretrained.build(timm_format.read(zeros_of(model), config, name))
@@ -287,31 +337,71 @@ def test_every_entry_of_timm_is_read_right_or_refused(timm, torch, monkeypatch):
             wrong[name] = found
     assert not wrong
     assert len(names) > 150 and len(read) > 60, (len(names), read)
-    assert {B16, "deit_base_distilled_patch16_384", "vit_so400m_patch16_siglip_512", "vit_huge_patch14_224"} <= set(
-        read
-    )
+    assert {
+        B16,
+        "deit_base_distilled_patch16_384",
+        "vit_so400m_patch16_siglip_512",
+        "vit_huge_patch14_224",
+    } <= set(read)
 
 
 # transformers -> ours
 
-TINY = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32)
+TINY = dict(
+    hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32
+)
 TINY |= dict(patch_size=8)
 SEVEN = dict(num_labels=7)
 FROM_HF = {
     "vit": ("ViTForImageClassification", "ViTConfig", SEVEN, "logits"),
-    "vit-names": ("ViTForImageClassification", "ViTConfig", dict(id2label={i: f"c{i}" for i in range(7)}), "logits"),
-    "vit-gelu_new": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="gelu_new"), "logits"),
-    "vit-tanh": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="gelu_pytorch_tanh"), "logits"),
-    "vit-gelu_fast": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="gelu_fast"), "logits"),
-    "vit-gelu_python": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="gelu_python"), "logits"),
-    "vit-eps": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(layer_norm_eps=1e-3), "logits"),
+    "vit-names": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        dict(id2label={i: f"c{i}" for i in range(7)}),
+        "logits",
+    ),
+    "vit-gelu_new": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="gelu_new"),
+        "logits",
+    ),
+    "vit-tanh": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="gelu_pytorch_tanh"),
+        "logits",
+    ),
+    "vit-gelu_fast": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="gelu_fast"),
+        "logits",
+    ),
+    "vit-gelu_python": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="gelu_python"),
+        "logits",
+    ),
+    "vit-eps": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(layer_norm_eps=1e-3),
+        "logits",
+    ),
     "vit-wide": (
         "ViTForImageClassification",
         "ViTConfig",
         SEVEN | dict(image_size=[24, 48], patch_size=[8, 12]),
         "logits",
     ),
-    "vit-no-qkv-bias": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(qkv_bias=False), "logits"),
+    "vit-no-qkv-bias": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(qkv_bias=False),
+        "logits",
+    ),
     "vit-headless": ("ViTForImageClassification", "ViTConfig", dict(num_labels=0), "logits"),
     "vit-pooler": ("ViTModel", "ViTConfig", {}, "pooler_output"),
     "vit-pooler-narrow": ("ViTModel", "ViTConfig", dict(pooler_output_size=20), "pooler_output"),
@@ -341,11 +431,16 @@ def hf_model(torch, transformers, model_class: str, config_class: str, args: dic
 
 
 def save_in_memory(model, folder) -> None:
-    """With the names that transformers has in memory, which its save_pretrained translates to the hub's."""
+    """With the names that transformers has in memory, which its save_pretrained translates to the
+    hub's.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir()
-    save_file({name: leaf.contiguous() for name, leaf in model.state_dict().items()}, folder / "model.safetensors")
+    save_file(
+        {name: leaf.contiguous() for name, leaf in model.state_dict().items()},
+        folder / "model.safetensors",
+    )
     model.config.save_pretrained(folder)
 
 
@@ -373,10 +468,20 @@ def assert_equal_params(found: dict, expected: dict) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
 
 
-@pytest.mark.parametrize("heads", [4, 12])  # 12 is the default, which a config of two towers leaves out
+@pytest.mark.parametrize(
+    "heads", [4, 12]
+)  # 12 is the default, which a config of two towers leaves out
 def test_both_towers_of_siglip(transformers, torch, tmp_path, record_property, heads):
-    text = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=50)
-    config = transformers.SiglipConfig(text_config=text, vision_config=TINY | dict(num_attention_heads=heads))
+    text = dict(
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=50,
+    )
+    config = transformers.SiglipConfig(
+        text_config=text, vision_config=TINY | dict(num_attention_heads=heads)
+    )
     model = perturb(torch, transformers.SiglipModel(config))
     images = images_of(32)
     expected = exactly(torch, model.vision_model, images, lambda found: found.pooler_output)
@@ -389,33 +494,51 @@ def test_both_towers_of_siglip(transformers, torch, tmp_path, record_property, h
 def test_classifier_of_siglip(transformers, torch, tmp_path, record_property):
     """It reads the mean of the tokens, and has an attention pooling that nothing reads."""
     names = {i: f"class {i}" for i in range(5)}
-    config = transformers.SiglipConfig(vision_config=TINY, text_config=dict(num_hidden_layers=1), id2label=names)
+    config = transformers.SiglipConfig(
+        vision_config=TINY, text_config=dict(num_hidden_layers=1), id2label=names
+    )
     model = perturb(torch, transformers.SiglipForImageClassification(config))
     images = images_of(32)
     expected = exactly(torch, model, images, lambda found: found.logits)
     model.save_pretrained(tmp_path / "hub")
     found = assert_reads(tmp_path / "hub", images, expected, record_property)
-    assert found.pool == "gap" and pretrained.read(tmp_path / "hub").class_names == tuple(names.values())
+    assert found.pool == "gap" and pretrained.read(tmp_path / "hub").class_names == tuple(
+        names.values()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_and_shards(transformers, torch, tmp_path, record_property, dtype):
-    model = hf_model(torch, transformers, "ViTForImageClassification", "ViTConfig", SEVEN).to(getattr(torch, dtype))
+    model = hf_model(torch, transformers, "ViTForImageClassification", "ViTConfig", SEVEN).to(
+        getattr(torch, dtype)
+    )
     images = images_of(32)
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
     expected = exactly(torch, model, images, lambda found: found.logits)
     assert_reads(tmp_path / "whole", images, expected, record_property)
-    assert_equal_params(pretrained.read(tmp_path / "shards").params, pretrained.read(tmp_path / "whole").params)
+    assert_equal_params(
+        pretrained.read(tmp_path / "shards").params, pretrained.read(tmp_path / "whole").params
+    )
     next((tmp_path / "shards").glob("*.safetensors")).unlink()
     with pytest.raises(UserError, match="fetch the whole folder again"):
         pretrained.read(tmp_path / "shards")
 
 
 HF_UNKNOWN = {
-    "relu": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="relu"), "hidden_act"),
-    "quick-gelu": ("ViTForImageClassification", "ViTConfig", SEVEN | dict(hidden_act="quick_gelu"), "hidden_act"),
+    "relu": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="relu"),
+        "hidden_act",
+    ),
+    "quick-gelu": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        SEVEN | dict(hidden_act="quick_gelu"),
+        "hidden_act",
+    ),
     "pooler": ("ViTModel", "ViTConfig", dict(pooler_act="relu"), "pooler_act"),
     "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", dict(decoder_num_attention_heads=4), ""),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", SEVEN, ""),
@@ -433,9 +556,14 @@ def test_huggingface_what_is_unknown_is_refused(transformers, torch, tmp_path, c
 
 
 def test_processor_of_huggingface(transformers, torch, tmp_path):
-    hf_model(torch, transformers, "ViTForImageClassification", "ViTConfig", SEVEN).save_pretrained(tmp_path)
+    hf_model(torch, transformers, "ViTForImageClassification", "ViTConfig", SEVEN).save_pretrained(
+        tmp_path
+    )
     processor = transformers.DeiTImageProcessor(
-        size=dict(height=40, width=40), crop_size=dict(height=32, width=32), image_mean=[0.1, 0.2, 0.3], resample=3
+        size=dict(height=40, width=40),
+        crop_size=dict(height=32, width=32),
+        image_mean=[0.1, 0.2, 0.3],
+        resample=3,
     )
     processor.save_pretrained(tmp_path)
     found, _ = pretrained.from_pretrained(tmp_path)
@@ -482,7 +610,9 @@ def make_ours(folder, overrides: dict):
     for name, leaf in flatten(abstract_params(model)).items():
         small = re.search(r"embedding|cls$|dist$|reg$|probe", name)
         scale = 0.02 if small else 0.2 if len(leaf.shape) > 1 else 0.1
-        params[name] = (name.endswith("scale") + scale * rng.normal(size=leaf.shape)).astype(np.float32)
+        params[name] = (name.endswith("scale") + scale * rng.normal(size=leaf.shape)).astype(
+            np.float32
+        )
     names = tuple(f"class {i}" for i in range(model.num_classes))
     weights = Weights(params, create.fields(model), names, "softmax_xent")
     convert.write(weights, model, folder, "ours")
@@ -517,7 +647,9 @@ def test_timm_opens_ours(timm, torch, tmp_path, record_property, case):
     data = timm.data.resolve_model_data_config(theirs)
     assert (tuple(data["mean"]), tuple(data["std"])) == (model.mean, model.std)
     assert data["interpolation"] == model.interpolation
-    assert tuple(data["input_size"]) == (3, *model.image_size) and data["crop_pct"] == (model.crop or 1.0)
+    assert tuple(data["input_size"]) == (3, *model.image_size) and data["crop_pct"] == (
+        model.crop or 1.0
+    )
     assert data["crop_mode"] == ("center" if model.crop else "squash")
     assert tuple(theirs.pretrained_cfg.get("label_names") or ()) == names
 
@@ -531,7 +663,9 @@ def test_transformers_opens_ours(transformers, torch, tmp_path, record_property,
     theirs, info = auto.from_pretrained(tmp_path / "there", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     output = "pooler_output" if headless else "logits"
-    assert_computes_the_same(torch, model, tmp_path, theirs, lambda found: found[output], record_property)
+    assert_computes_the_same(
+        torch, model, tmp_path, theirs, lambda found: found[output], record_property
+    )
     if not headless:
         assert tuple(theirs.config.id2label[i] for i in range(model.num_classes)) == names
     assert_processor(transformers, model, tmp_path / "there")
@@ -541,10 +675,14 @@ def assert_processor(transformers, model, folder) -> None:
     """The processor of transformers does what `model.preprocess` says."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert (tuple(processor.image_mean), tuple(processor.image_std)) == (model.mean, model.std)
-    assert safetensors_folder.read_json(folder / "preprocessor_config.json")["resample"] == int(processor.resample)
+    assert safetensors_folder.read_json(folder / "preprocessor_config.json")["resample"] == int(
+        processor.resample
+    )
     assert bool(processor.do_center_crop) == bool(model.crop)
     pixels = np.random.default_rng(2).integers(0, 256, (*model.image_size, 3), np.uint8)
-    found = np.asarray(processor(images=pixels, return_tensors="np")["pixel_values"])[0].transpose(1, 2, 0)
+    found = np.asarray(processor(images=pixels, return_tensors="np")["pixel_values"])[0].transpose(
+        1, 2, 0
+    )
     if not model.crop:  # nothing to resize
         np.testing.assert_allclose(found, (pixels / 255.0 - model.mean) / model.std, atol=1e-5)
     assert found.shape[:2] == model.image_size
@@ -554,7 +692,12 @@ def test_there_and_back_by_command(tmp_path):
     """ours -> timm -> hf -> ours keeps every bit."""
     _, params, names = make_ours(tmp_path / "0", dict(gelu="erf"))
     for step, target in enumerate(("timm", "hf", "ours")):
-        assert convert.main([str(tmp_path / str(step)), str(tmp_path / str(step + 1)), f"--format={target}"]) == 0
+        assert (
+            convert.main(
+                [str(tmp_path / str(step)), str(tmp_path / str(step + 1)), f"--format={target}"]
+            )
+            == 0
+        )
     found = pretrained.read(tmp_path / "3")
     assert_equal_params(found.params, params)
     assert found.class_names == names

@@ -34,20 +34,46 @@ DEFAULT = str(pathlib.Path(__file__).parent.parent.parent / "configs/step.py")
 
 def add_arguments(part: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of one benchmark; declared here so that --help needs no TensorFlow."""
-    parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are told (default: %(default)s)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        help="rounds, of which medians are told (default: %(default)s)",
+    )
     if part == "step":
         text = "one after the other, with the images of a step, as Ti/16:16,S/16:8; default: the config's"
         parser.add_argument("--models", default="", metavar="VARIANT:IMAGES,...", help=text)
-        parser.add_argument("--steps", type=int, default=5, help="of each round (default: %(default)s)")
+        parser.add_argument(
+            "--steps", type=int, default=5, help="of each round (default: %(default)s)"
+        )
     if part == "checkpoint":
-        parser.add_argument("--folder", metavar="DIR", help="where to save, local or gs://; default: a temporary one")
+        parser.add_argument(
+            "--folder",
+            metavar="DIR",
+            help="where to save, local or gs://; default: a temporary one",
+        )
     if part == "data":
-        parser.add_argument("--images", type=int, default=2048, help="of each measurement (default: %(default)s)")
-        parser.add_argument("--topology", default="", metavar="CHIP:AxB", help="a pod to feed, as v5e:16x16")
-        parser.add_argument("--mfu", type=float, default=0.5, help="share of its peak that the pod reaches")
-        parser.add_argument("--against", default="", choices=["", "big_vision"], help="measure this in turn with ours")
-        parser.add_argument("--peer", default="", metavar="DIR", help="the checkout of what --against names")
-        parser.add_argument("--alone", action="store_true", help="only the whole host pipeline, as one line of JSON")
+        parser.add_argument(
+            "--images", type=int, default=2048, help="of each measurement (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--topology", default="", metavar="CHIP:AxB", help="a pod to feed, as v5e:16x16"
+        )
+        parser.add_argument(
+            "--mfu", type=float, default=0.5, help="share of its peak that the pod reaches"
+        )
+        parser.add_argument(
+            "--against",
+            default="",
+            choices=["", "big_vision"],
+            help="measure this in turn with ours",
+        )
+        parser.add_argument(
+            "--peer", default="", metavar="DIR", help="the checkout of what --against names"
+        )
+        parser.add_argument(
+            "--alone", action="store_true", help="only the whole host pipeline, as one line of JSON"
+        )
 
 
 def table(rows: list[dict]) -> Table:
@@ -61,14 +87,20 @@ def table(rows: list[dict]) -> Table:
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser(
+        "vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="part", required=True, metavar="|".join(PARTS))
     for name, text in PARTS.items():
         part = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         wanted = dict(required=True) if name == "data" else dict(default=DEFAULT)
-        part.add_argument("--config", metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides", **wanted)
+        part.add_argument(
+            "--config", metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides", **wanted
+        )
         add_arguments(name, part)
-        part.add_argument("--json", metavar="FILE", help="write the result here: name, unit, median, runs of each")
+        part.add_argument(
+            "--json", metavar="FILE", help="write the result here: name, unit, median, runs of each"
+        )
         part.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)
 

@@ -1,4 +1,6 @@
-"""`vit_jax.benchmark checkpoint`: how long a save holds training up, and how long saving and restoring take."""
+"""`vit_jax.benchmark checkpoint`: how long a save holds training up, and how long saving and
+restoring take.
+"""
 
 import tempfile
 import time
@@ -30,14 +32,24 @@ def run(config, args, overrides) -> list[dict]:
     return [
         row(f"{name}: training waits for a save", "s", held),
         row(f"{name}: save until it is whole", "s", saved),
-        row(f"{name}: save until it is whole", "MiB/s", [size / 2**20 / seconds for seconds in saved]),
+        row(
+            f"{name}: save until it is whole",
+            "MiB/s",
+            [size / 2**20 / seconds for seconds in saved],
+        ),
         row(f"{name}: restore, checksums compared", "s", restored),
-        row(f"{name}: restore, checksums compared", "MiB/s", [size / 2**20 / seconds for seconds in restored]),
+        row(
+            f"{name}: restore, checksums compared",
+            "MiB/s",
+            [size / 2**20 / seconds for seconds in restored],
+        ),
     ]
 
 
 def measure(config, job, folder, runs: int) -> tuple[list[float], list[float], list[float], int]:
-    """Seconds that each save held up, that it took, and that its restoring took; bytes of the state."""
+    """Seconds that each save held up, that it took, and that its restoring took; bytes of the
+    state.
+    """
     state = states.fresh_state(config, job.model, job.optimizer, job.state)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     held, saved, restored = [], [], []
@@ -49,7 +61,9 @@ def measure(config, job, folder, runs: int) -> tuple[list[float], list[float], l
             if not checkpointer.wait():
                 raise UserError(f"a save below {folder} failed: the log above says why")
             saved.append(time.perf_counter() - start)
-            (_, found), seconds = timed(checkpointer.restore, lambda meta: states.as_dict(job.state))
+            (_, found), seconds = timed(
+                checkpointer.restore, lambda meta: states.as_dict(job.state)
+            )
             jax.block_until_ready(found)
             restored.append(seconds)
     return held, saved, restored, size

@@ -1,4 +1,6 @@
-"""`vit_jax.benchmark data`: core time per image of every stage of the input pipeline, and how many cores feed a pod."""
+"""`vit_jax.benchmark data`: core time per image of every stage of the input pipeline, and how many
+cores feed a pod.
+"""
 
 import dataclasses
 import json
@@ -37,7 +39,9 @@ def core_seconds() -> float:
 
 
 def peak_mib() -> float:
-    """The largest resident memory that this program has had. (Linux's ru_maxrss begins at that of the parent.)"""
+    """The largest resident memory that this program has had. (Linux's ru_maxrss begins at that of
+    the parent.)
+    """
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10
@@ -68,7 +72,9 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     whole = {"read and parse": instead(lambda encoded, seed: behind(encoded))}
     if config.data.crop == "inception":
         area = config.data.area_min
-        whole["decode and crop"] = instead(lambda encoded, seed: behind(images.decode_box(encoded, seed, area)))
+        whole["decode and crop"] = instead(
+            lambda encoded, seed: behind(images.decode_box(encoded, seed, area))
+        )
     else:
         whole["decode"] = instead(lambda encoded, seed: behind(images.decode(encoded)))
     return whole | {"resize": host}
@@ -86,7 +92,11 @@ def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     rows, before = [], [0.0] * args.runs
     for name, runs in found.items():
         cost = [cpu for cpu, _ in runs]
-        rows.append(row(f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]))
+        rows.append(
+            row(
+                f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]
+            )
+        )
         before = cost
     whole = found["resize"]
     rows.append(row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
@@ -98,7 +108,10 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     """Transfer to the devices, and augmentation on them."""
     mesh, size = meshes.make_mesh(config.mesh), config.data.batch_size
     batch = next(host.batches())
-    rows, wanted = sharding.local_rows(mesh, size), {key: batch[key] for key in ("image", "label", "mask", "seed")}
+    rows, wanted = (
+        sharding.local_rows(mesh, size),
+        {key: batch[key] for key in ("image", "label", "mask", "seed")},
+    )
     model = experiment.make_model(config, host.source.num_classes)
     prepare = jax.jit(make_preprocess(config, model.normalize, model.num_classes))
     key, placed = jax.random.key(0), to_device.global_batch(wanted, mesh, rows, size)
@@ -128,10 +141,15 @@ def chips_of(topology: str) -> tuple[str, int]:
     """
     chip, _, sizes = topology.partition(":")
     known = [
-        kind.removeprefix("TPU ") for kind in hardware.PEAK_FLOPS if kind.startswith("TPU v") and " lite" not in kind
+        kind.removeprefix("TPU ")
+        for kind in hardware.PEAK_FLOPS
+        if kind.startswith("TPU v") and " lite" not in kind
     ]
     if chip not in known or not SIZES.fullmatch(sizes):
-        raise UserError(f"--topology={topology} is not understood: write CHIP:AxB, with a chip of {', '.join(known)}")
+        raise UserError(
+            f"--topology={topology} is not understood: write CHIP:AxB, with a chip of "
+            f"{', '.join(known)}"
+        )
     return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
 
 
@@ -152,19 +170,50 @@ def alone(config, host: pipeline.Pipeline, args) -> dict:
     cost, speed = measure(batches, args.images, size)
     batch = next(batches)
     count = sum(batch[key].nbytes for key in ("image", "label", "mask", "seed")) / size
-    return dict(images_per_sec=speed, core_ms_per_image=cost, peak_rss_mib=peak_mib(), bytes_per_image_to_device=count)
+    return dict(
+        images_per_sec=speed,
+        core_ms_per_image=cost,
+        peak_rss_mib=peak_mib(),
+        bytes_per_image_to_device=count,
+    )
 
 
 def commands(config, args, overrides: list[str]) -> dict[str, list[str]]:
-    """The processes that are measured in turn: ours, and big_vision's on the same files and with the same work."""
+    """The processes that are measured in turn: ours, and big_vision's on the same files and with
+    the same work.
+    """
     data, images = config.data, f"--images={args.images}"
     if not args.peer:
-        raise UserError("--peer is missing: give the folder of the checkout, as --against=big_vision --peer=DIR")
+        raise UserError(
+            "--peer is missing: give the folder of the checkout, as --against=big_vision --peer=DIR"
+        )
     if data.crop != "inception" or data.three_augment or not data.data_dir:
-        raise UserError("--against=big_vision measures inception crops of TFDS data below data.data_dir: choose such")
-    ours = [sys.executable, "-m", "vit_jax.benchmark", "data", f"--config={args.config}", *overrides, "--alone", images]
-    peer = [sys.executable, "-m", "comparisons.big_vision_data", f"--big_vision={args.peer}", images]
-    peer += [f"--data_dir={data.data_dir}", f"--name={data.name}", f"--batch_size={data.batch_size}"]
+        raise UserError(
+            "--against=big_vision measures inception crops of TFDS data below data.data_dir: "
+            "choose such"
+        )
+    ours = [
+        sys.executable,
+        "-m",
+        "vit_jax.benchmark",
+        "data",
+        f"--config={args.config}",
+        *overrides,
+        "--alone",
+        images,
+    ]
+    peer = [
+        sys.executable,
+        "-m",
+        "comparisons.big_vision_data",
+        f"--big_vision={args.peer}",
+        images,
+    ]
+    peer += [
+        f"--data_dir={data.data_dir}",
+        f"--name={data.name}",
+        f"--batch_size={data.batch_size}",
+    ]
     return {"ours": ours, args.against: peer + (["--randaug"] if data.randaug_layers else [])}
 
 
@@ -192,7 +241,11 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     medians = {r["name"]: r["median"] for r in rows}
     for key in ("core_ms_per_image", "peak_rss_mib", "bytes_per_image_to_device"):
         rows.append(
-            row(f"ours / {args.against}: {key}", "ratio", [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]])
+            row(
+                f"ours / {args.against}: {key}",
+                "ratio",
+                [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]],
+            )
         )
     return rows
 
@@ -200,11 +253,18 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
 def run(config, args, overrides: list[str]):
     """All rows: `name`, `unit`, `median`, `runs`."""
     if config.data.batch_size > args.images:
-        raise UserError(f"--images={args.images} is less than a batch of {config.data.batch_size}: measure more")
+        raise UserError(
+            f"--images={args.images} is less than a batch of {config.data.batch_size}: measure more"
+        )
     if args.runs < 1 or not 0 < args.mfu <= 1:  # a NaN is not above 0
-        raise UserError(f"--runs={args.runs} must be above 0, and --mfu={args.mfu} above 0 and at most 1: correct them")
+        raise UserError(
+            f"--runs={args.runs} must be above 0, and --mfu={args.mfu} above 0 and at most 1: "
+            "correct them"
+        )
     if not config.image_size:
-        raise UserError("config key image_size=0 is for evaluate only: give that of a training, as 224")
+        raise UserError(
+            "config key image_size=0 is for evaluate only: give that of a training, as 224"
+        )
     kind, count = chips_of(args.topology) if args.topology else ("", 0)
     peers = commands(config, args, overrides) if args.against else {}
     source = sources.open_training(config.data)
@@ -215,6 +275,8 @@ def run(config, args, overrides: list[str]):
     rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if args.topology:
-        cost = next(r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image")
+        cost = next(
+            r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image"
+        )
         rows += pod_rows(config, source.num_classes, cost, kind, count, args)
     return rows + (against_rows(peers, args) if peers else [])

@@ -1,4 +1,6 @@
-"""`vit_jax.benchmark step`: speed, memory and compilation of the training step and of inference, without data."""
+"""`vit_jax.benchmark step`: speed, memory and compilation of the training step and of inference,
+without data.
+"""
 
 import statistics
 import time
@@ -49,9 +51,14 @@ def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[
 
 
 def product_flops(runs: int) -> list[float]:
-    """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its matrix units give."""
+    """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its
+    matrix units give.
+    """
     side = hardware.product_side()
-    x, y = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in jax.random.split(jax.random.key(0)))
+    x, y = (
+        jax.random.normal(key, (side, side), jnp.bfloat16)
+        for key in jax.random.split(jax.random.key(0))
+    )
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
     return [2 * side**3 / seconds for seconds in seconds_per_call(lambda: multiply(x, y), 10, runs)]
 
@@ -84,8 +91,12 @@ def measure(config, args, product: float) -> list[dict]:
             return metrics
 
         training = seconds_per_call(update, args.steps, args.runs)
-        infer = jax.jit(lambda params, image: job.model.apply({"params": params}, job.model.normalize(image)))
-        inference = seconds_per_call(lambda: infer(state.params, batch["image"]), args.steps, args.runs)
+        infer = jax.jit(
+            lambda params, image: job.model.apply({"params": params}, job.model.normalize(image))
+        )
+        inference = seconds_per_call(
+            lambda: infer(state.params, batch["image"]), args.steps, args.runs
+        )
     flops = size * model_flops(job.model) / job.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
@@ -93,7 +104,11 @@ def measure(config, args, product: float) -> list[dict]:
     }
     found = [
         ("training", "images/s", [size / seconds for seconds in training]),
-        *((f"of {k}", "MFU", [3 * flops / s / peak for s in training]) for k, peak in peaks.items() if peak),
+        *(
+            (f"of {k}", "MFU", [3 * flops / s / peak for s in training])
+            for k, peak in peaks.items()
+            if peak
+        ),
         ("inference", "images/s", [size / seconds for seconds in inference]),
         ("memory of the step, per device", "MiB", [compilation.total_bytes(compiled) / 2**20]),
         ("tracing", "s", [tracing]),
@@ -114,7 +129,13 @@ def run(config, args, overrides) -> list[dict]:
     jax.config.update("jax_enable_compilation_cache", False)  # what is told is compiled
     runtime.keep_memory()
     product = product_flops(args.runs)
-    rows = [row("product of bfloat16 matrices, one device", "TFLOP/s", [flops / 1e12 for flops in product])]
+    rows = [
+        row(
+            "product of bfloat16 matrices, one device",
+            "TFLOP/s",
+            [flops / 1e12 for flops in product],
+        )
+    ]
     for variant, batch_size in wanted:
         with config.unlocked():
             config.model.variant, config.data.batch_size = variant, batch_size

@@ -1,4 +1,6 @@
-"""The checkpoints of a run, by Orbax: written in the background, kept by policy, resumed from the newest sound one."""
+"""The checkpoints of a run, by Orbax: written in the background, kept by policy, resumed from the
+newest sound one.
+"""
 
 import contextlib
 import functools
@@ -22,7 +24,9 @@ from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger(__name__)
 
-FAILED_SAVE = "vit_jax/failed_save"  # announced by a process, so that the others do not wait for its part
+FAILED_SAVE = (
+    "vit_jax/failed_save"  # announced by a process, so that the others do not wait for its part
+)
 openings = itertools.count()  # of managers in this process; all count alike
 GRACE_S = 5  # for a save to end while one of several processes ends by an error
 
@@ -35,7 +39,9 @@ class KeepBest:
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
         if self.metric in metrics:
-            self.worths[step] = -metrics[self.metric] if self.metric.endswith("/loss") else metrics[self.metric]
+            self.worths[step] = (
+                -metrics[self.metric] if self.metric.endswith("/loss") else metrics[self.metric]
+            )
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         """Called by Orbax with the checkpoints that there are."""
@@ -45,7 +51,9 @@ class KeepBest:
 
 
 class Manager(ocp.CheckpointManager):
-    """Orbax's, which would ask on its own whether the run is to stop, and so disturb how the processes agree on it."""
+    """Orbax's, which would ask on its own whether the run is to stop, and so disturb how the
+    processes agree on it.
+    """
 
     def reached_preemption(self, step: int) -> bool:
         return False
@@ -59,7 +67,10 @@ class Checkpointer:
         silence_late_io()
         self.folder, self.max_failures = epath.Path(folder), config.max_failures
         self.failures, self.failures_in_row = 0, 0
-        self.saving, self.problem = None, None  # the step that is being saved, and what went wrong at its start
+        self.saving, self.problem = (
+            None,
+            None,
+        )  # the step that is being saved, and what went wrong at its start
         self.best = KeepBest(config.keep_best)
         self.policies = [policies.LatestN(config.keep_last), self.best]
         if config.keep_every:
@@ -70,7 +81,9 @@ class Checkpointer:
                 self.best.note(step, read_meta(self.folder / str(step))["metrics"])
 
     def open(self) -> Manager:
-        """Orbax's part; made anew after a failure, with barriers that nothing left of the failed save meets."""
+        """Orbax's part; made anew after a failure, with barriers that nothing left of the failed
+        save meets.
+        """
         self.opened = next(openings)
         failed = f"{FAILED_SAVE}/{self.opened}"
 
@@ -86,17 +99,21 @@ class Checkpointer:
             save_decision_policy=policies.FixedIntervalPolicy(1),
             cleanup_tmp_directories=True,
             async_options=AsyncOptions(barrier_sync_fn=meet),
-            multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=f"opened_{self.opened}"),
+            multiprocessing_options=MultiprocessingOptions(
+                barrier_sync_key_prefix=f"opened_{self.opened}"
+            ),
         )
         return Manager(self.folder, options=options)
 
     def save(self, step: int, state, meta: dict, metrics: dict[str, float]) -> dict[str, float]:
-        """Starts a save, after the one before has ended; one that fails is told, and training may go on.
+        """Starts a save, after the one before has ended; one that fails is told, and training may
+        go on.
 
         Args:
           step: updates done.
           state: a dict pytree of arrays.
-          meta: JSON-able facts, read back by `read_meta`; checksums of the state are written beside them.
+          meta: JSON-able facts, read back by `read_meta`; checksums of the state are written beside
+            them.
           metrics: of this step; those of evaluations are saved, too.
 
         Returns:
@@ -107,9 +124,15 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self.wait()
-        metrics = {name: value for name, value in metrics.items() if name.startswith("eval/") and math.isfinite(value)}
+        metrics = {
+            name: value
+            for name, value in metrics.items()
+            if name.startswith("eval/") and math.isfinite(value)
+        }
         sealed = checksums.seal(meta | dict(step=step, metrics=metrics), state)
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(sealed))
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(sealed)
+        )
         self.saving = step
         self.best.note(step, metrics)
         try:
@@ -121,7 +144,9 @@ class Checkpointer:
         return {"checkpoint/stall_s": time.perf_counter() - start}
 
     def poll(self) -> None:
-        """Like `wait`, where that takes no wait; of several processes none knows whether the others are done."""
+        """Like `wait`, where that takes no wait; of several processes none knows whether the others
+        are done.
+        """
         busy = self.problem is None and self.manager and self.manager.is_saving_in_progress()
         if jax.process_count() == 1 and not busy:
             self.wait()
@@ -144,7 +169,10 @@ class Checkpointer:
         said = messages.first_problem(f"the end of the save of step {step}", problem)
         if said and self.is_committed(step):
             log.warning(
-                "checkpoint %d is saved, but what follows failed, as the deletion of an old one: %s", step, said
+                "checkpoint %d is saved, but what follows failed, as the deletion of an old one: "
+                "%s",
+                step,
+                said,
             )
             self.close()
         elif said:
@@ -175,23 +203,25 @@ class Checkpointer:
         self.close()
         if self.failures_in_row >= self.max_failures:
             raise UserError(
-                f"checkpoint {step} in {self.folder} can't be saved ({problem}), failure {self.failures_in_row} in a "
-                "row: earlier checkpoints are intact; mend it or choose another --workdir, then run the same command "
-                "again"
+                f"checkpoint {step} in {self.folder} can't be saved ({problem}), failure "
+                f"{self.failures_in_row} in a row: earlier checkpoints are intact; mend it or "
+                "choose another --workdir, then run the same command again"
             )
         log.warning(
-            "checkpoint %d can't be saved (%s): training goes on, earlier checkpoints are intact; this was failure %d "
-            "of %d in a row that end the run",
+            "checkpoint %d can't be saved (%s): training goes on, earlier checkpoints are intact; "
+            "this was failure %d of %d in a row that end the run",
             *(step, problem, self.failures_in_row, self.max_failures),
         )
 
     def restore(self, make_abstract) -> tuple[int, dict] | None:
-        """The newest checkpoint that is as it was written, as (step, state), or None when there is none.
+        """The newest checkpoint that is as it was written, as (step, state), or None when there is
+        none.
 
         Newer ones that are not are set aside, by all processes alike.
 
         Args:
-          make_abstract: f(meta) -> dict pytree of ShapeDtypeStructs with shardings, the layout of that checkpoint.
+          make_abstract: f(meta) -> dict pytree of ShapeDtypeStructs with shardings, the layout of
+            that checkpoint.
 
         Raises:
           Unreachable: one can't be read now. Nothing has changed.
@@ -200,7 +230,9 @@ class Checkpointer:
         steps = sorted(self.manager.all_steps(), reverse=True)
         for number, step in enumerate(steps):
             try:
-                state = read_state(self.folder / str(step), functools.partial(layout_of, make_abstract, step))
+                state = read_state(
+                    self.folder / str(step), functools.partial(layout_of, make_abstract, step)
+                )
             except Unreachable:
                 raise
             except UserError as error:
@@ -210,8 +242,8 @@ class Checkpointer:
             return step, state
         if steps:
             raise UserError(
-                f"none of the {len(steps)} checkpoints in {self.folder} can be used (see the lines above): "
-                "restore the folder from a copy, or choose another --workdir"
+                f"none of the {len(steps)} checkpoints in {self.folder} can be used (see the lines "
+                "above): restore the folder from a copy, or choose another --workdir"
             )
         return None
 
@@ -238,7 +270,9 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind, *error) -> None:
-        """After an error other processes may not take part in the end of a save any more: it gets GRACE_S."""
+        """After an error other processes may not take part in the end of a save any more: it gets
+        GRACE_S.
+        """
         if kind is None or jax.process_count() == 1:
             return self.close()
         closing = threading.Thread(target=self.close, daemon=True)

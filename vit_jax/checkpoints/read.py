@@ -1,4 +1,6 @@
-"""One checkpoint on disk: where it is, and its facts, state and parameters, read and compared with their checksums."""
+"""One checkpoint on disk: where it is, and its facts, state and parameters, read and compared with
+their checksums.
+"""
 
 import math
 import re
@@ -17,8 +19,12 @@ from vit_jax.errors import UserError, one_line
 
 
 def silence_late_io() -> None:
-    """Orbax gives up its coroutines when a read or write fails; those still under way then print no traceback each."""
-    warnings.filterwarnings("ignore", r"coroutine '.*async_\w*serialize.* was never awaited", RuntimeWarning)
+    """Orbax gives up its coroutines when a read or write fails; those still under way then print no
+    traceback each.
+    """
+    warnings.filterwarnings(
+        "ignore", r"coroutine '.*async_\w*serialize.* was never awaited", RuntimeWarning
+    )
     show = sys.unraisablehook
     if show.__module__ == __name__:
         return
@@ -47,7 +53,8 @@ def is_ours(path) -> bool:
 
 
 def find(path) -> epath.Path:
-    """The folder of one checkpoint, from it, from a `checkpoints` folder, or from a workdir (the newest).
+    """The folder of one checkpoint, from it, from a `checkpoints` folder, or from a workdir (the
+    newest).
 
     Raises:
       UserError: there is none.
@@ -60,7 +67,9 @@ def find(path) -> epath.Path:
             steps = [int(child.name) for child in folder.iterdir() if child.name.isdigit()]
             if steps:
                 return folder / str(max(steps))
-    raise UserError(f"{path} holds no checkpoint: give a workdir, or a folder checkpoints/STEP in one")
+    raise UserError(
+        f"{path} holds no checkpoint: give a workdir, or a folder checkpoints/STEP in one"
+    )
 
 
 def write_params(folder, params: dict, meta: dict) -> None:
@@ -85,8 +94,8 @@ def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
 
 # What may be over in a minute, and says nothing about the file.
 PASSING = re.compile(
-    "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many open files|Stale file "
-    "handle|Cannot allocate memory|timed out|HTTP response code: 5"
+    "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many "
+    "open files|Stale file handle|Cannot allocate memory|timed out|HTTP response code: 5"
 )
 
 
@@ -97,7 +106,9 @@ class Unreachable(UserError):
 def problem_with(path, problem: str) -> UserError:
     """What is wrong with a checkpoint, by what its reading failed with."""
     if PASSING.search(problem):
-        return Unreachable(f"{path} can't be read now ({problem}): nothing was changed; mend that, and try again")
+        return Unreachable(
+            f"{path} can't be read now ({problem}): nothing was changed; mend that, and try again"
+        )
     return UserError(f"{path} can't be used ({problem}): choose another checkpoint")
 
 
@@ -118,10 +129,12 @@ def read_meta(folder) -> dict:
 
 
 def read_state(folder, make_abstract) -> dict:
-    """The whole state of a checkpoint, on the devices that `make_abstract` says; see `Checkpointer.restore`.
+    """The whole state of a checkpoint, on the devices that `make_abstract` says; see
+    `Checkpointer.restore`.
 
     Raises:
-      UserError: on all processes, if one of them can't read it or finds that it is not as it was written.
+      UserError: on all processes, if one of them can't read it or finds that it is not as it was
+        written.
     """
     state, expected, problem = None, {}, None
     try:
@@ -141,7 +154,8 @@ def read_state(folder, make_abstract) -> dict:
 
 
 def read_params(folder) -> dict:
-    """Parameters of a checkpoint as numpy arrays on any machine; the averaged ones where the run averages.
+    """Parameters of a checkpoint as numpy arrays on any machine; the averaged ones where the run
+    averages.
 
     Raises:
       UserError: they can't be read, or are not as they were written.
@@ -155,7 +169,9 @@ def read_params(folder) -> dict:
         tree = metadata.tree
         name = "ema_params" if tree.get("ema_params") else "params"
         wanted = {name: tree[name]}
-        check_fits(sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(wanted)), path)
+        check_fits(
+            sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(wanted)), path
+        )
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
         params = checkpointer.restore(path, args=args)

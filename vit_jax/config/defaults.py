@@ -11,23 +11,31 @@ def defaults() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.seed = 0  # of initialisation, data order, augmentation and dropout
     config.prng = "threefry2x32"  # of dropout and augmentation on the device. threefry2x32: the same numbers everywhere
-    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only, and dropout in steps of 1/256.
-    # Initial weights are always threefry's
-    config.topology = ""  # the TPU pod that a recipe is meant for, as v5e:16x16; `vit_jax.plan` compiles for it
+    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only, and dropout in
+    # steps of 1/256. Initial weights are always threefry's
+    config.topology = (
+        ""  # the TPU pod that a recipe is meant for, as v5e:16x16; `vit_jax.plan` compiles for it
+    )
     config.total_steps = 0  # updates; this or total_epochs
     config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps
-    config.image_size = 224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
+    config.image_size = (
+        224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
+    )
     config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
     config.branch_from = ""  # WORKDIR/checkpoints/STEP of another run of ours, whose weights, optimizer and step this
     # one goes on from; it may have another schedule
-    config.init_allow = ""  # parameters that they may lack or have left over, a regular expression; "": none
+    config.init_allow = (
+        ""  # parameters that they may lack or have left over, a regular expression; "": none
+    )
     config.accum_steps = 1  # microbatches per update
     config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent | multilabel_xent: is any of a class in the mix
     config.mixup = 0.0  # parameter of mixup's Beta distribution; 0: off
     config.cutmix = 0.0  # likewise of cutmix; with both, each batch takes one of them
     config.label_smoothing = 0.0  # share of every label that goes to all classes alike
     config.log_every = 50  # steps between lines of metrics
-    config.max_skipped = 10  # updates left out in a row, because loss or gradients are not finite, that end the run
+    config.max_skipped = (
+        10  # updates left out in a row, because loss or gradients are not finite, that end the run
+    )
 
     config.model = dict(
         variant="B/16",  # size and patch, with a ResNet stem as in R50+B/16
@@ -56,8 +64,15 @@ def defaults() -> ml_collections.ConfigDict:
         layer_scale=0.0,  # initial factor of every channel of the residual branches, which is learned; 0: none
         scan=False,  # one compiled block for all layers: compiles sooner
         remat="none",  # what is kept for the backward pass; the rest is computed again. none: the compiler decides |
-        # names: those of remat_names | dots: results of matrix products with parameters | full: a block's input alone
-        remat_names=("query", "key", "value", "attended", "hidden"),  # attended: by attention; hidden: in the MLP
+        # names: those of remat_names | dots: results of matrix products with parameters | full: a
+        # block's input alone
+        remat_names=(
+            "query",
+            "key",
+            "value",
+            "attended",
+            "hidden",
+        ),  # attended: by attention; hidden: in the MLP
         dtype="float32",  # of activations and matrix products: float32 | bfloat16
         softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
         attention="auto",  # einsum: memory grows with the square of the tokens | splash: TPU | cudnn: NVIDIA |
@@ -104,7 +119,9 @@ def defaults() -> ml_collections.ConfigDict:
         stairs=(),  # of the stair schedule: (step, factor) pairs; from the step on, lr is multiplied by the factor
         wd=0.0,  # decoupled weight decay
         wd_times_lr=True,  # decay times learning rate (AdamW); False: times the schedule's shape only (big_vision)
-        wd_mults=((".*/kernel", 1.0),),  # (pattern, factor) pairs as lr_mults; what no pattern matches does not decay
+        wd_mults=(
+            (".*/kernel", 1.0),
+        ),  # (pattern, factor) pairs as lr_mults; what no pattern matches does not decay
         grad_clip_norm=0.0,  # largest global norm of the gradient; 0: off
         ema_decay=0.0,  # Polyak averaging; 0: off
         momentum_dtype="float32",  # of the first moment: float32 | bfloat16
@@ -143,7 +160,8 @@ def eval_defaults() -> dict:
     """One entry of `config.evals`."""
     return dict(
         type="classification",  # classification: top1, loss, count | on frozen features, by training examples of
-        # data.train_split: fewshot: ridge regression | knn: nearest neighbours | linear_probe: logistic regression
+        # data.train_split: fewshot: ridge regression | knn: nearest neighbours | linear_probe:
+        # logistic regression
         every=0,  # steps between evaluations; 0: only at the end
         among="all",  # of classification: choose between all classes | present: those that occur in the data
         shots=(5, 10, 25),  # of fewshot: training examples per class
@@ -199,5 +217,9 @@ def generic(key: str) -> str:
 
 def known_keys() -> dict[str, object]:
     """Every generic key with its default."""
-    parts = flatten(defaults()), flatten(eval_defaults(), "evals.*."), flatten(vtab_defaults(), "vtab.")
+    parts = (
+        flatten(defaults()),
+        flatten(eval_defaults(), "evals.*."),
+        flatten(vtab_defaults(), "vtab."),
+    )
     return {key: value for part in parts for key, value in part}

@@ -11,7 +11,14 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config.defaults import defaults, eval_defaults, flatten, generic, known_keys, vtab_defaults
+from vit_jax.config.defaults import (
+    defaults,
+    eval_defaults,
+    flatten,
+    generic,
+    known_keys,
+    vtab_defaults,
+)
 from vit_jax.config.rules import BRANCHES, CHOICES, NUMBERS, PAIRS, RANGES, check_whole
 from vit_jax.errors import UserError
 
@@ -25,7 +32,11 @@ def check_key(key: str, where: str) -> None:
     if generic(key) not in known:
         close = difflib.get_close_matches(generic(key), known, n=1)
         tops = sorted({name.split(".")[0] + ".*" * ("." in name) for name in known})
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(tops)}: see vit_jax/config/defaults.py"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"known are {', '.join(tops)}: see vit_jax/config/defaults.py"
+        )
         fail(key, " is unknown", f"{where}: {hint}")
 
 
@@ -38,7 +49,11 @@ def check_pairs(key: str, pairs: tuple, where: str) -> tuple:
             wanted = "a tuple of (text, number)" if first is str else "a tuple of (step, factor)"
             fail(key, f" expects {wanted} pairs, got {pairs!r}", f"{where}: correct it")
         if type(pair[1]) not in (int, second) or not low <= pair[1] <= high:
-            fail(key, f" has a number {pair[1]!r}, not one from {low} to {high},", f"{where}: correct it")
+            fail(
+                key,
+                f" has a number {pair[1]!r}, not one from {low} to {high},",
+                f"{where}: correct it",
+            )
     return tuple((left, second(right)) for left, right in pairs)
 
 
@@ -47,7 +62,11 @@ def check_numbers(key: str, values: tuple, where: str) -> tuple:
     kind, low, high = NUMBERS[generic(key)]
     for value in values:
         if type(value) not in (int, kind) or not low <= value <= high:
-            fail(key, f" has {value!r}, which is no {kind.__name__} from {low} to {high},", f"{where}: correct it")
+            fail(
+                key,
+                f" has {value!r}, which is no {kind.__name__} from {low} to {high},",
+                f"{where}: correct it",
+            )
     return tuple(map(kind, values))
 
 
@@ -64,11 +83,19 @@ def check_value(key: str, value, where: str):
         return check_numbers(key, value, where)
     allowed = CHOICES.get(generic(key))
     if allowed and value not in allowed:
-        fail(key, f"={value!r} is none of {', '.join(map(str, allowed))}", f"{where}: choose one of them")
+        fail(
+            key,
+            f"={value!r} is none of {', '.join(map(str, allowed))}",
+            f"{where}: choose one of them",
+        )
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = RANGES.get(generic(key), (0, 2**31 - 1))
         if not low <= value <= high:
-            fail(key, f"={value} is outside of {low} to {high}", f"{where}: choose a value in that range")
+            fail(
+                key,
+                f"={value} is outside of {low} to {high}",
+                f"{where}: choose a value in that range",
+            )
     return value
 
 
@@ -76,7 +103,9 @@ def import_file(path: str):
     """Runs a config file as Python and returns the module."""
     spec = importlib.util.spec_from_file_location(f"config_{pathlib.Path(path).stem}", path)
     if spec is None or not pathlib.Path(path).is_file():
-        raise UserError(f"config file {path} does not exist or is no .py file: give --config=FILE.py[:ARG]")
+        raise UserError(
+            f"config file {path} does not exist or is no .py file: give --config=FILE.py[:ARG]"
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -99,10 +128,13 @@ def read_file(location: str) -> dict[str, object]:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"config {location}: get_config fails: {type(error).__name__}: {error}: check the argument behind the colon"
+            f"config {location}: get_config fails: {type(error).__name__}: {error}: check the "
+            "argument behind the colon"
         ) from error
     if not isinstance(config, Mapping | ml_collections.ConfigDict):
-        raise UserError(f"config {location}: get_config returns {type(config).__name__}: it must return a dict")
+        raise UserError(
+            f"config {location}: get_config returns {type(config).__name__}: it must return a dict"
+        )
     values = {f"evals.{name}.type": eval_defaults()["type"] for name in config.get("evals", {})}
     for key, value in flatten(config):
         check_key(key, path)
@@ -133,8 +165,16 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
         if match:
             check_key(match[1], where)
             if match[1] not in dict(flatten(config)):
-                what = "VTAB's settings, which" if match[1].startswith("vtab.") else "an evaluation that"
-                fail(match[1], f" belongs to {what} the config file does not have", f"{where}: add it there")
+                what = (
+                    "VTAB's settings, which"
+                    if match[1].startswith("vtab.")
+                    else "an evaluation that"
+                )
+                fail(
+                    match[1],
+                    f" belongs to {what} the config file does not have",
+                    f"{where}: add it there",
+                )
     flag_values = flags.FlagValues()
     argv = ["vit_jax", *arguments]
     try:
@@ -143,15 +183,19 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
     except (flags.Error, ValueError, TypeError, LookupError) as error:
         raise UserError(f"{error} on {where}: correct the value") from None
     if len(rest) > 1:
-        raise UserError(f"argument {rest[1]!r} is not understood: overrides are written --config.KEY=VALUE")
+        raise UserError(
+            f"argument {rest[1]!r} is not understood: overrides are written --config.KEY=VALUE"
+        )
     given = config_flags.get_override_values(flag_values["config"])
     return {key: check_value(key, value, where) for key, value in given.items()}
 
 
 def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: Mapping) -> None:
-    """Removes the keys of branches that are not chosen; a key that was given for one of them is a UserError.
+    """Removes the keys of branches that are not chosen; a key that was given for one of them is a
+    UserError.
 
-    Values that a file gives for its own choice are dropped when the command line chooses another one.
+    Values that a file gives for its own choice are dropped when the command line chooses another
+    one.
     """
     flat = dict(flatten(config))
     for key in list(flat):
@@ -174,7 +218,8 @@ def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: 
 
 
 def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
-    """Makes the locked config of a run: defaults, then FILE.py[:ARG], then --config.KEY=VALUE arguments.
+    """Makes the locked config of a run: defaults, then FILE.py[:ARG], then --config.KEY=VALUE
+    arguments.
 
     Raises:
       UserError: unknown key, wrong type, impossible value, or a key of a branch that is not chosen.

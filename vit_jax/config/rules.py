@@ -1,4 +1,6 @@
-"""Which values a config may have: choices, ranges, the branches that keys belong to, and what ties keys together."""
+"""Which values a config may have: choices, ranges, the branches that keys belong to, and what ties
+keys together.
+"""
 
 import itertools
 import re
@@ -7,7 +9,8 @@ import ml_collections
 
 from vit_jax.errors import UserError
 
-# Key -> the choice that it belongs to. A key that is given while another choice is made is an error.
+# Key -> the choice that it belongs to. A key that is given while another choice is made is an
+# error.
 BRANCHES = {
     "model.remat_names": ("model.remat", ("names",)),
     "model.posemb_at": ("model.posemb", ("learn", "learn2d")),
@@ -127,7 +130,9 @@ RANGES = {
 
 
 def check_optim(optim: ml_collections.ConfigDict) -> None:
-    """Patterns must be regular expressions, and a stair schedule needs stairs in the order of their steps."""
+    """Patterns must be regular expressions, and a stair schedule needs stairs in the order of their
+    steps.
+    """
     for key in ("lr_mults", "wd_mults", "frozen"):
         patterns = [optim.frozen] if key == "frozen" else [pattern for pattern, _ in optim[key]]
         for pattern in patterns:
@@ -135,34 +140,45 @@ def check_optim(optim: ml_collections.ConfigDict) -> None:
                 re.compile(pattern)
             except re.error as error:
                 raise UserError(
-                    f"config key optim.{key} has {pattern!r}, no regular expression ({error}): correct it"
+                    f"config key optim.{key} has {pattern!r}, no regular expression ({error}): "
+                    "correct it"
                 ) from None
     if optim.schedule == "stair":
         steps = [step for step, _ in optim.stairs]
         if not steps or steps[0] < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
             raise UserError(
-                f"config key optim.stairs={optim.stairs} must hold (step, factor) pairs with ascending steps: correct "
-                "it, or choose another optim.schedule"
+                f"config key optim.stairs={optim.stairs} must hold (step, factor) pairs with "
+                "ascending steps: correct it, or choose another optim.schedule"
             )
 
 
 def check_data(data: ml_collections.ConfigDict) -> None:
     """A mixture needs parts, a subset is a share or a number, and repeats divide the batch."""
     if data.name == "mixture" and not data.mixture:
-        raise UserError("config key data.mixture is empty with data.name=mixture: give (NAME@SPLIT, weight) pairs")
+        raise UserError(
+            "config key data.mixture is empty with data.name=mixture: give (NAME@SPLIT, weight) "
+            "pairs"
+        )
     if data.name == "mixture" and data.subset:
         raise UserError(
-            "config key data.subset has no effect on a mixture: choose parts by slices, as NAME@train[:10%]"
+            "config key data.subset has no effect on a mixture: choose parts by slices, as "
+            "NAME@train[:10%]"
         )
     total = sum(weight for _, weight in data.get("mixture", ()))
     if small := [name for name, weight in data.get("mixture", ()) if weight < total / 10_000]:
-        raise UserError(f"config key data.mixture gives {small[0]} less than 1/10,000 of the weight: give it more")
+        raise UserError(
+            f"config key data.mixture gives {small[0]} less than 1/10,000 of the weight: give it "
+            "more"
+        )
     if data.subset and not re.fullmatch(r"\d+(\.\d+)?%|\d+", data.subset):
-        raise UserError(f"config key data.subset={data.subset!r} is neither a share as 10% nor a number: correct it")
+        raise UserError(
+            f"config key data.subset={data.subset!r} is neither a share as 10% nor a number: "
+            "correct it"
+        )
     if data.batch_size % data.repeats:
         raise UserError(
-            f"config key data.batch_size={data.batch_size} is not divisible by data.repeats={data.repeats}: change one "
-            "of them"
+            f"config key data.batch_size={data.batch_size} is not divisible by "
+            f"data.repeats={data.repeats}: change one of them"
         )
 
 
@@ -171,7 +187,11 @@ def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     keys = dict(classification=("top1", "loss"), knn=("knn",), linear_probe=("linear_probe",))
     found = []
     for name, entry in evals.items():
-        own = [f"fewshot_{shots}" for shots in entry.shots] if entry.type == "fewshot" else keys[entry.type]
+        own = (
+            [f"fewshot_{shots}" for shots in entry.shots]
+            if entry.type == "fewshot"
+            else keys[entry.type]
+        )
         found += [f"{name}/{key}" for key in own]
     return found
 
@@ -180,13 +200,13 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     """Rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
         raise UserError(
-            f"config keys total_steps={config.total_steps} and total_epochs={config.total_epochs} are both set: "
-            "set one of them to 0"
+            f"config keys total_steps={config.total_steps} and total_epochs={config.total_epochs} "
+            "are both set: set one of them to 0"
         )
     if config.init_from and config.branch_from:
         raise UserError(
-            f"config keys init_from={config.init_from} and branch_from={config.branch_from} are both set: a run starts "
-            "from one of them"
+            f"config keys init_from={config.init_from} and branch_from={config.branch_from} are "
+            "both set: a run starts from one of them"
         )
     if config.data.batch_size % config.accum_steps:
         raise UserError(
@@ -195,23 +215,38 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         )
     if config.label_smoothing and config.loss == "multilabel_xent":
         raise UserError(
-            f"config key label_smoothing={config.label_smoothing} gives every class a part of the label, which "
-            "loss=multilabel_xent counts in full: set it to 0"
+            f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
+            "label, which loss=multilabel_xent counts in full: set it to 0"
         )
     if config.model.attention == "cudnn" and config.model.dtype == "float32":
-        raise UserError("config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16")
+        raise UserError(
+            "config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16"
+        )
     if config.model.posemb == "relative" and config.model.attention not in ("auto", "einsum"):
         raise UserError(
-            f"config key model.attention={config.model.attention} knows no model.posemb=relative: use einsum or auto"
+            f"config key model.attention={config.model.attention} knows no model.posemb=relative: "
+            "use einsum or auto"
         )
     if config.topology and not re.fullmatch(r"\w+:\d+(x\d+){1,2}", config.topology):
-        raise UserError(f"config key topology={config.topology!r} is no pod: write it as v5e:16x16, or leave it empty")
+        raise UserError(
+            f"config key topology={config.topology!r} is no pod: write it as v5e:16x16, or leave "
+            "it empty"
+        )
     check_data(config.data)
     for name, entry in config.evals.items():
         if config.data.name == "mixture" and not entry.data.name:
-            raise UserError(f"config key evals.{name}.data.name is empty: name its data set, for training has several")
+            raise UserError(
+                f"config key evals.{name}.data.name is empty: name its data set, for training has "
+                "several"
+            )
     check_optim(config.optim)
-    best, measured = config.checkpoint.keep_best, [f"eval/{key}" for key in metrics_of(config.evals)]
+    best, measured = (
+        config.checkpoint.keep_best,
+        [f"eval/{key}" for key in metrics_of(config.evals)],
+    )
     if best and best not in measured:
         known = ", ".join(measured) or "none, for evals is empty"
-        raise UserError(f"config key checkpoint.keep_best={best!r} names no metric of evals: possible are {known}")
+        raise UserError(
+            f"config key checkpoint.keep_best={best!r} names no metric of evals: possible are "
+            f"{known}"
+        )

@@ -1,4 +1,5 @@
-"""What a config trains and evaluates on: `show` a step, `check` that all is there, `prepare` what can be.
+"""What a config trains and evaluates on: `show` a step, `check` that all is there, `prepare` what
+can be.
 
 python -m vit_jax.data show|check|prepare --config=FILE.py[:ARG] [--config.KEY=VALUE ...]
 """
@@ -25,25 +26,43 @@ MODULES = {
 def add_arguments(command: str, parser) -> None:
     """The arguments of one command; declared here so that --help needs no TensorFlow."""
     if command == "show":
-        parser.add_argument("--step", type=int, default=0, help="number of updates done before it (default: 0)")
+        parser.add_argument(
+            "--step", type=int, default=0, help="number of updates done before it (default: 0)"
+        )
     if command == "check":
-        parser.add_argument("--out", metavar="DIR", default="data_check", help="for the contact sheets")
-        parser.add_argument("--scan", action="store_true", help="decode every image, and name the corrupt ones")
+        parser.add_argument(
+            "--out", metavar="DIR", default="data_check", help="for the contact sheets"
+        )
+        parser.add_argument(
+            "--scan", action="store_true", help="decode every image, and name the corrupt ones"
+        )
     if command == "prepare":
-        parser.add_argument("--from", dest="source", metavar="DIR", help="of imagenet21k: the folder of class tars")
-        parser.add_argument("--partial", action="store_true", help="prepare an incomplete release of imagenet21k")
+        parser.add_argument(
+            "--from", dest="source", metavar="DIR", help="of imagenet21k: the folder of class tars"
+        )
+        parser.add_argument(
+            "--partial", action="store_true", help="prepare an incomplete release of imagenet21k"
+        )
         parser.add_argument("--out", metavar="DIR", help="copy the data set to this TFDS data_dir")
         parser.add_argument("--name", help="of the copy")
-        parser.add_argument("--short_side", type=int, default=0, metavar="N", help="shrink to this short side")
-        parser.add_argument("--workers", type=int, default=0, metavar="N", help="threads (default: one per core)")
+        parser.add_argument(
+            "--short_side", type=int, default=0, metavar="N", help="shrink to this short side"
+        )
+        parser.add_argument(
+            "--workers", type=int, default=0, metavar="N", help="threads (default: one per core)"
+        )
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser(
+        "vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides")
+        command.add_argument(
+            "--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides"
+        )
         add_arguments(name, command)
         command.add_argument("--json", metavar="FILE", help="write the result here")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -52,7 +71,9 @@ def main(argv: list[str]) -> int:
     def work():
         config = configs.load(args.config, overrides)
         cli.check(args.json)
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be text that a terminal can show
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # file names need not be text that a terminal can show
         logging.getLogger("absl").setLevel(logging.ERROR)
         with cli.logging_to(None):
             result = importlib.import_module(MODULES[args.command]).run(config, args)

@@ -1,4 +1,6 @@
-"""`vit_jax.data check`: for every data set that a config names, whether it is there, what it holds, how it looks."""
+"""`vit_jax.data check`: for every data set that a config names, whether it is there, what it holds,
+how it looks.
+"""
 
 import contextlib
 import pathlib
@@ -38,7 +40,11 @@ def overview(name: str, data_dir: str) -> dict:
     """Where a data set lies, its version, and the sizes of its splits."""
     if (listing := catalog.listing(name)) is not None:
         where, version = name.partition(":")[2] or "scikit-learn", listing.fingerprint
-        return dict(where=where, version=version, splits={key: len(part) for key, part in listing.splits.items()})
+        return dict(
+            where=where,
+            version=version,
+            splits={key: len(part) for key, part in listing.splits.items()},
+        )
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         builder = vtab_source.find(task, data_dir).builder
@@ -50,27 +56,38 @@ def overview(name: str, data_dir: str) -> dict:
 
 
 def sample(config, opened: source.Source, use: str) -> dict:
-    """One decoded batch, of at most `SHOWN` images: as training crops them, or as the evaluation does."""
+    """One decoded batch, of at most `SHOWN` images: as training crops them, or as the evaluation
+    does.
+    """
     if use == "train":
         size = min(SHOWN, config.data.batch_size)
         host = pipeline.train_pipeline(config, opened, np.arange(size), 1)
     else:
         data = config.evals[use.removeprefix("evals.")].data
         size = min(SHOWN, opened.num_examples)
-        host = pipeline.eval_pipeline(data, opened, np.arange(size), size, config.image_size, "skip")
+        host = pipeline.eval_pipeline(
+            data, opened, np.arange(size), size, config.image_size, "skip"
+        )
     return next(host.dataset(0, 1, careful=True).as_numpy_iterator())
 
 
 def sheet_path(folder: str, *parts: str) -> pathlib.Path:
-    """The file of a contact sheet; a name that is too long is cut, and a hash keeps it apart from others."""
+    """The file of a contact sheet; a name that is too long is cut, and a hash keeps it apart from
+    others.
+    """
     stem = re.sub(r"[^\w.-]+", "_", "_".join(parts)).strip("_")
     if len(encoded := stem.encode()) > LONGEST_NAME:
-        stem = f"{encoded[: LONGEST_NAME - 20].decode(errors='ignore')}_{index_cache.digest(stem)[:8]}"
+        stem = (
+            f"{encoded[: LONGEST_NAME - 20].decode(errors='ignore')}_{index_cache.digest(stem)[:8]}"
+        )
     return pathlib.Path(folder) / f"{stem}.png"
 
 
 def cant_write(folder: str, error: OSError) -> UserError:
-    return UserError(f"--out={folder} can't be written ({error.strerror or one_line(error)}): choose another folder")
+    return UserError(
+        f"--out={folder} can't be written ({error.strerror or one_line(error)}): choose another "
+        "folder"
+    )
 
 
 def must_be_writable(folder: str) -> None:
@@ -87,20 +104,28 @@ def contact_sheet(batch: dict, names, path: pathlib.Path) -> None:
     rows = -(-len(batch["image"]) // 8)
     sheet = Image.new("RGB", (8 * (side + 4), rows * (side + text)), "white")
     draw = ImageDraw.Draw(sheet)
-    for i, (image, label, mask) in enumerate(zip(batch["image"], batch["label"], batch["mask"], strict=True)):
+    for i, (image, label, mask) in enumerate(
+        zip(batch["image"], batch["label"], batch["mask"], strict=True)
+    ):
         x, y = i % 8 * (side + 4), i // 8 * (side + text)
         sheet.paste(Image.fromarray(image).resize((side, side)), (x, y))
         known = [str(names[i]) if names else f"class {i}" for i in np.atleast_1d(label) if i >= 0]
         caption = ", ".join(known) if mask else "can't be read"
         lines = textwrap.wrap(caption, side // 6)[:2]
-        draw.multiline_text((x + 2, y + side + 1), "\n".join(lines), fill="black" if mask else "red", spacing=0)
+        draw.multiline_text(
+            (x + 2, y + side + 1), "\n".join(lines), fill="black" if mask else "red", spacing=0
+        )
     sheet.save(path)
 
 
 def statistics(batch: dict) -> dict:
     """Mean and standard deviation of each channel, 0 to 1, over the images that could be read."""
     pixels = batch["image"][batch["mask"] > 0].reshape(-1, 3) / 255
-    return dict(mean=pixels.mean(0).round(4).tolist(), std=pixels.std(0).round(4).tolist()) if len(pixels) else {}
+    return (
+        dict(mean=pixels.mean(0).round(4).tolist(), std=pixels.std(0).round(4).tolist())
+        if len(pixels)
+        else {}
+    )
 
 
 def corrupt(config, opened: source.Source) -> list[str]:
@@ -108,7 +133,9 @@ def corrupt(config, opened: source.Source) -> list[str]:
     data = config.data.copy_and_resolve_references()
     data.crop = "resize"
     rows = np.arange(256)
-    host = pipeline.eval_pipeline(data, opened, rows, len(rows), SCAN_SIZE, "skip", config.data.threads)
+    host = pipeline.eval_pipeline(
+        data, opened, rows, len(rows), SCAN_SIZE, "skip", config.data.threads
+    )
     for _ in host.batches():
         pass
     return [opened.describe(i) for i in sorted(host.bad)]
@@ -122,7 +149,9 @@ def noted(report: dict):
     except UserError as error:
         report["error"] = str(error)
     except (OSError, tf.errors.OpError) as error:
-        report["error"] = f"{report['name']} {report['split']} can't be read: {one_line(error)[:160]}"
+        report["error"] = (
+            f"{report['name']} {report['split']} can't be read: {one_line(error)[:160]}"
+        )
 
 
 def blank(use: str, name: str, split: str) -> dict:
@@ -172,10 +201,14 @@ def open_mixture(report: dict, parts: list[dict], data) -> source.Source:
 
 
 def check_training(config, args) -> tuple[list[dict], catalog.Facts | None]:
-    """Reports on the parts of a mixture and on the training data as a whole, and its facts if training takes it."""
+    """Reports on the parts of a mixture and on the training data as a whole, and its facts if
+    training takes it.
+    """
     data, parts, facts = config.data, [], None
     if data.name == "mixture":
-        parts = [check_part(name, split, data.data_dir) for name, split, _ in catalog.mixture_parts(data)]
+        parts = [
+            check_part(name, split, data.data_dir) for name, split, _ in catalog.mixture_parts(data)
+        ]
     report = blank("train", data.name, "" if parts else data.split)
     with noted(report):
         if parts:
@@ -188,14 +221,20 @@ def check_training(config, args) -> tuple[list[dict], catalog.Facts | None]:
 
 
 def check_eval(config, args, name: str, facts: catalog.Facts | None) -> dict:
-    """The report on one evaluation; with `facts`, whether a model of these classes can be evaluated on it."""
+    """The report on one evaluation; with `facts`, whether a model of these classes can be evaluated
+    on it.
+    """
     data = config.evals[name].data
     called, data_dir = data.name or config.data.name, data.data_dir or config.data.data_dir
     report = blank(f"evals.{name}", called, data.split)
     with noted(report):
-        opened = opened_as(report, data_dir, lambda: sources.open_source(called, data.split, data_dir))
+        opened = opened_as(
+            report, data_dir, lambda: sources.open_source(called, data.split, data_dir)
+        )
         if facts:
-            opened = source.with_classes(opened, facts.class_names, facts.num_classes, f"evals.{name}")
+            opened = source.with_classes(
+                opened, facts.class_names, facts.num_classes, f"evals.{name}"
+            )
         look(config, args, report, opened)
     return report
 
@@ -203,13 +242,35 @@ def check_eval(config, args, name: str, facts: catalog.Facts | None) -> dict:
 def tell(reports: list[dict]) -> None:
     """Prints a table, and below it the splits of each data set."""
     table = Table(title=None)
-    for column in ("use", "data set", "split", "examples", "classes", "version", "mean", "std", "state"):
+    for column in (
+        "use",
+        "data set",
+        "split",
+        "examples",
+        "classes",
+        "version",
+        "mean",
+        "std",
+        "state",
+    ):
         table.add_column(column, overflow="fold")
     for report in reports:
-        rounded = [" ".join(f"{value:.2f}" for value in report.get(key, ())) for key in ("mean", "std")]
-        values = [f"{report[key]:,}" if key in report else "" for key in ("num_examples", "num_classes")]
+        rounded = [
+            " ".join(f"{value:.2f}" for value in report.get(key, ())) for key in ("mean", "std")
+        ]
+        values = [
+            f"{report[key]:,}" if key in report else "" for key in ("num_examples", "num_classes")
+        ]
         state = "ready" if report["ready"] else f"error: {report['error']}"
-        row = (report["use"], report["name"], report["split"], *values, report.get("version", ""), *rounded, state)
+        row = (
+            report["use"],
+            report["name"],
+            report["split"],
+            *values,
+            report.get("version", ""),
+            *rounded,
+            state,
+        )
         table.add_row(*map(Text, row))  # names may hold what Rich takes for markup
     Console().print(table)
     for report in reports:
@@ -229,7 +290,9 @@ def run(config, args) -> dict:
         config = config.copy_and_resolve_references()
         config.image_size = USUAL_SIZE
     reports, facts = check_training(config, args)
-    reports += [check_eval(config, args, name, None if weights_decide else facts) for name in config.evals]
+    reports += [
+        check_eval(config, args, name, None if weights_decide else facts) for name in config.evals
+    ]
     tell(reports)
     bad = [report for report in reports if not report["ready"]]
     # A mixture repeats what is wrong with its first bad part.

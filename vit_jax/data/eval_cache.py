@@ -1,4 +1,6 @@
-"""Evaluation images, decoded once: batches that fit into a budget of host memory are kept after the first pass."""
+"""Evaluation images, decoded once: batches that fit into a budget of host memory are kept after the
+first pass.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -12,8 +14,8 @@ class EvalCache:
         self.left = gib * 2**30
 
     def batches(self, host: Pipeline) -> Callable[[], Iterator[dict]]:
-        """f() that yields the batches of a pipeline from the start, and reads and decodes them again only where they
-        do not fit."""
+        """f() that yields the batches of a pipeline from the start, and reads and decodes them
+        again only where they do not fit."""
         size = host.steps * host.rows * (3 * host.size**2 + 32)
         if size > self.left:
             return host.batches

@@ -1,4 +1,6 @@
-"""Image operations on [H, W, C] tensors, as published by big_vision and vision_transformer. uint8 in, uint8 out."""
+"""Image operations on [H, W, C] tensors, as published by big_vision and vision_transformer. uint8
+in, uint8 out.
+"""
 
 import tensorflow as tf
 
@@ -18,7 +20,9 @@ def pair(size) -> tuple[int, int]:
 
 
 def as_dtype(image, dtype):
-    """Back to the dtype of the input; uint8 is clipped and truncated, not rounded, as big_vision does."""
+    """Back to the dtype of the input; uint8 is clipped and truncated, not rounded, as big_vision
+    does.
+    """
     if dtype == tf.uint8:
         image = tf.clip_by_value(image, 0, 255)
     return tf.cast(image, dtype)
@@ -27,35 +31,50 @@ def as_dtype(image, dtype):
 def resize(image, size, method="bilinear", antialias=False):
     """Resizes to (h, w) without keeping the aspect ratio."""
     if method == "bilinear" and not antialias and image.dtype == tf.uint8:
-        # The same numbers without tf.image.resize's conditionals, by the kernel for float32, which is the faster one.
-        # Between pixels nothing leaves 0 to 255.
+        # The same numbers without tf.image.resize's conditionals, by the kernel for float32, which
+        # is the faster one. Between pixels nothing leaves 0 to 255.
         image = tf.cast(image, tf.float32)[None]
-        return tf.cast(tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)[0], tf.uint8)
-    return as_dtype(tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype)
+        return tf.cast(
+            tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)[0],
+            tf.uint8,
+        )
+    return as_dtype(
+        tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype
+    )
 
 
 def resize_by(image, ratio, method, antialias):
     """Multiplies both sides by `ratio` (a float32 tensor), rounded to whole pixels."""
     target = tf.cast(tf.round(tf.cast(tf.shape(image)[:2], tf.float32) * ratio), tf.int32)
     fits = tf.reduce_prod(target) <= MAX_RESIZED
-    with tf.control_dependencies([require(fits, "the image is too long and thin to be resized:", target)]):
-        return as_dtype(tf.image.resize(image, target, method=method, antialias=antialias), image.dtype)
+    with tf.control_dependencies(
+        [require(fits, "the image is too long and thin to be resized:", target)]
+    ):
+        return as_dtype(
+            tf.image.resize(image, target, method=method, antialias=antialias), image.dtype
+        )
 
 
 def resize_small(image, size, method="area", antialias=False):
     """Resizes so that the smaller side is `size`, keeping the aspect ratio."""
     side = tf.reduce_min(tf.shape(image)[:2])
-    return resize_by(image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias)
+    return resize_by(
+        image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias
+    )
 
 
 def resize_long(image, size, method="area", antialias=False):
     """Resizes so that the longer side is `size`, keeping the aspect ratio."""
     side = tf.reduce_max(tf.shape(image)[:2])
-    return resize_by(image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias)
+    return resize_by(
+        image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias
+    )
 
 
 def central_crop(image, size=None):
-    """The centre of size (h, w), by default the largest square; the smaller half of an odd border is above and left."""
+    """The centre of size (h, w), by default the largest square; the smaller half of an odd border
+    is above and left.
+    """
     shape = tf.shape(image)
     h, w = pair(size) if size else [tf.reduce_min(shape[:2])] * 2
     top, left = (shape[0] - h) // 2, (shape[1] - w) // 2
@@ -63,10 +82,11 @@ def central_crop(image, size=None):
 
 
 def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255, clip=False):
-    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32, and clips what is outside if asked to.
+    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32, and clips what is outside if
+    asked to.
 
-    in_min and in_max are numbers, or one per channel: (mean, mean + std) to [0, 1] subtracts the mean and divides by
-    the standard deviation.
+    in_min and in_max are numbers, or one per channel: (mean, mean + std) to [0, 1] subtracts the
+    mean and divides by the standard deviation.
     """
     in_min, in_max = tf.constant(in_min, tf.float32), tf.constant(in_max, tf.float32)
     image = vmin + (tf.cast(image, tf.float32) - in_min) / (in_max - in_min) * (vmax - vmin)
@@ -74,9 +94,16 @@ def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255, clip=False):
 
 
 def inception_box(shape, seed, area):
-    """(begin, size) of a random crop: share of the area in `area`, aspect ratio in 3/4 to 4/3 (arXiv 1409.4842)."""
+    """(begin, size) of a random crop: share of the area in `area`, aspect ratio in 3/4 to 4/3
+    (arXiv 1409.4842).
+    """
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        shape, tf.zeros([1, 0, 4]), seed, min_object_covered=0.0, area_range=area, use_image_if_no_bounding_boxes=True
+        shape,
+        tf.zeros([1, 0, 4]),
+        seed,
+        min_object_covered=0.0,
+        area_range=area,
+        use_image_if_no_bounding_boxes=True,
     )
     return begin, size
 

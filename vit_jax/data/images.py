@@ -14,8 +14,9 @@ SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.0
 
 
 def piece(encoded, position: int, count: int):
-    """Bytes of a string, from its end where `position` is negative; fewer where it is too short, and never an error:
-    TensorFlow's would quote the string, and Python fails to read a message with bytes that are no text."""
+    """Bytes of a string, from its end where `position` is negative; fewer where it is too short,
+    and never an error: TensorFlow's would quote the string, and Python fails to read a message with
+    bytes that are no text."""
     length = tf.strings.length(encoded)
     return tf.strings.substr(encoded, tf.clip_by_value(position, -length, length), count)
 
@@ -27,14 +28,20 @@ def pillow_decode(encoded: bytes) -> np.ndarray:
 
 def number(encoded, position: int, count: int, first: str = "big"):
     """The unsigned number in `count` bytes of a string, int64 []; 0 where it is too short."""
-    found = tf.strings.substr(tf.strings.join([piece(encoded, position, count), b"\0" * count]), 0, count)
+    found = tf.strings.substr(
+        tf.strings.join([piece(encoded, position, count), b"\0" * count]), 0, count
+    )
     digits = tf.cast(tf.io.decode_raw(found, tf.uint8), tf.int64)
     powers = [256**i for i in range(count)]
-    return tf.reduce_sum(digits * tf.constant(powers if first == "little" else powers[::-1], tf.int64))
+    return tf.reduce_sum(
+        digits * tf.constant(powers if first == "little" else powers[::-1], tf.int64)
+    )
 
 
 def check_pixels(count):
-    """Refuses an image that would fill the memory, by what its header says; an operation to depend on."""
+    """Refuses an image that would fill the memory, by what its header says; an operation to depend
+    on.
+    """
     return image_ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
 
 
@@ -49,17 +56,25 @@ def declared_pixels(encoded):
     """The pixels that the header of a PNG, GIF or JPEG declares, int64 []; 0 for anything else."""
     kinds = [
         (piece(encoded, 1, 3) == b"PNG", lambda: number(encoded, 16, 4) * number(encoded, 20, 4)),
-        (piece(encoded, 0, 3) == b"GIF", lambda: number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little")),
-        (piece(encoded, 0, 2) == b"\xff\xd8", lambda: tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64))),
+        (
+            piece(encoded, 0, 3) == b"GIF",
+            lambda: number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little"),
+        ),
+        (
+            piece(encoded, 0, 2) == b"\xff\xd8",
+            lambda: tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64)),
+        ),
     ]
     return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
 
 
 def decode(encoded):
-    """JPEG, PNG, GIF, BMP or WebP (of animations the first frame), grey, palette or with alpha -> uint8 [H, W, 3].
+    """JPEG, PNG, GIF, BMP or WebP (of animations the first frame), grey, palette or with alpha ->
+    uint8 [H, W, 3].
 
-    Images of more than `MAX_PIXELS` are errors. Pillow reads BMP and WebP: TensorFlow 2.21 takes the palette indices of
-    a BMP for grey values, refuses a WebP with alpha, and an animated one corrupts its memory.
+    Images of more than `MAX_PIXELS` are errors. Pillow reads BMP and WebP: TensorFlow 2.21 takes
+    the palette indices of a BMP for grey values, refuses a WebP with alpha, and an animated one
+    corrupts its memory.
     """
     by_pillow = (piece(encoded, 0, 2) == b"BM") | (piece(encoded, 8, 4) == b"WEBP")
 
@@ -68,19 +83,25 @@ def decode(encoded):
             return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
     image = tf.cond(
-        by_pillow, lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False), by_tensorflow
+        by_pillow,
+        lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False),
+        by_tensorflow,
     )
     return tf.ensure_shape(image, [None, None, 3])
 
 
 def is_whole_jpeg(encoded):
-    """Whether a file begins and ends as a JPEG: only then a partial decode notices all that a full one does."""
+    """Whether a file begins and ends as a JPEG: only then a partial decode notices all that a full
+    one does.
+    """
     return (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
 
 
 def shape_of(encoded):
     """(height, width, channels) of an encoded image, int32 [3]; of a JPEG without decoding it."""
-    return tf.cond(is_whole_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded)))
+    return tf.cond(
+        is_whole_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded))
+    )
 
 
 def inception_window(shape, seed, area_min: float):
@@ -105,8 +126,9 @@ def decode_box(encoded, seed, area_min: float):
 
 
 def window(data, size: int) -> Callable:
-    """f(shape, seed) -> (y, x, height, width) int32 [4], the part that `train_image` takes of an image of `shape`: of
-    the image itself for data.crop=inception, else of what it is resized (and padded) to."""
+    """f(shape, seed) -> (y, x, height, width) int32 [4], the part that `train_image` takes of an
+    image of `shape`: of the image itself for data.crop=inception, else of what it is resized (and
+    padded) to."""
 
     def corner(shape, seed):
         return tf.concat([image_ops.random_window(shape, size, seed), [size, size]], axis=0)
@@ -139,7 +161,9 @@ def train_image(data, size: int) -> Callable:
         return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
     crops = dict(
-        inception=lambda encoded, seed: image_ops.resize(decode_box(encoded, seed, data.area_min), size, **how),
+        inception=lambda encoded, seed: image_ops.resize(
+            decode_box(encoded, seed, data.area_min), size, **how
+        ),
         random=lambda encoded, seed: image_ops.random_crop(
             image_ops.resize(decode(encoded), larger(size), **how), size, seed
         ),

@@ -1,4 +1,6 @@
-"""The input pipeline: a pure function of (config, seed, step). Position is the step; there is no other state."""
+"""The input pipeline: a pure function of (config, seed, step). Position is the step; there is no
+other state.
+"""
 
 import dataclasses
 import os
@@ -32,9 +34,8 @@ def one_or_blank(make: Callable, blank: Callable) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Batches of this process: dicts of `image` uint8 [rows, S, S, 3], `label` int32 [rows] or [rows, set], `mask`
-    float32, `id` int64,
-    `seed` int32 [rows, 2]."""
+    """Batches of this process: dicts of `image` uint8 [rows, S, S, 3], `label` int32 [rows] or
+    [rows, set], `mask` float32, `id` int64, `seed` int32 [rows, 2]."""
 
     source: Source
     items: Callable
@@ -44,7 +45,9 @@ class Pipeline:
     steps: int
     on_corrupt: str
     threads: int
-    bad: Skipped = dataclasses.field(default_factory=Skipped)  # examples of this process that were blanked
+    bad: Skipped = dataclasses.field(
+        default_factory=Skipped
+    )  # examples of this process that were blanked
     stages: Stages = dataclasses.field(default_factory=Stages)
 
     def records(self, indices: np.ndarray) -> np.ndarray:
@@ -76,7 +79,10 @@ class Pipeline:
         return dict(image=image, label=label) | kept
 
     def blank(self, item: dict) -> dict:
-        image, zero = tf.zeros([self.size, self.size, 3], tf.uint8), tf.zeros(self.label_shape(), tf.int32)
+        image, zero = (
+            tf.zeros([self.size, self.size, 3], tf.uint8),
+            tf.zeros(self.label_shape(), tf.int32),
+        )
         kept = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
         return dict(image=image, label=zero, mask=tf.zeros([])) | kept
 
@@ -85,7 +91,9 @@ class Pipeline:
         return self.example(item | dict(record=record[0]))
 
     def dataset(self, start: int, steps: int, careful: bool) -> tf.data.Dataset:
-        """Batches from `start` to `steps`; `careful` puts a blank, masked example where one can't be read."""
+        """Batches from `start` to `steps`; `careful` puts a blank, masked example where one can't
+        be read.
+        """
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
         items = tf.data.Dataset.range(start, steps).map(graph(self.items)).unbatch()
         if careful:
@@ -95,24 +103,31 @@ class Pipeline:
             records = items.batch(READ_AT_ONCE).map(graph(self.read), **parallel).unbatch()
             examples = records.map(graph(self.example), **parallel)
         options = tf.data.Options()
-        # Its optimizer thread can hold up the end of an iterator for most of a minute, and there is nothing to tune.
+        # Its optimizer thread can hold up the end of an iterator for most of a minute, and there is
+        # nothing to tune.
         options.autotune.enabled = False
-        # A pool of its own, and operations that don't share it out further: 5 % less time in waking threads.
+        # A pool of its own, and operations that don't share it out further: 5 % less time in waking
+        # threads.
         options.threading.private_threadpool_size = self.threads
         options.threading.max_intra_op_parallelism = 1
-        return examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH).with_options(options)
+        return (
+            examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH).with_options(options)
+        )
 
     def wanted(self, step: int) -> np.ndarray:
         """The mask of a step before anything is read."""
         return self.items(tf.constant(step, tf.int64))["mask"].numpy()
 
     def unreadable(self, step: int) -> tuple[int, list[str]]:
-        """The first step from `step` on with examples that can't be read or decoded, and their names.
+        """The first step from `step` on with examples that can't be read or decoded, and their
+        names.
 
         Records are read ahead: one that fails may belong to a batch behind that of `step`.
         """
         last = min(self.steps, step + 1 + -(-READ_AT_ONCE // self.rows))
-        for number, batch in enumerate(self.dataset(step, last, careful=True).as_numpy_iterator(), step):
+        for number, batch in enumerate(
+            self.dataset(step, last, careful=True).as_numpy_iterator(), step
+        ):
             bad = batch["id"][batch["mask"] < self.wanted(number)]
             if len(bad):
                 return number, [self.source.describe(int(i)) for i in bad]
@@ -150,8 +165,9 @@ class Pipeline:
                 if not bad:
                     raise
                 raise UserError(
-                    f"{bad[0]} can't be read as an image ({len(bad)} such in the batch of step {where}): "
-                    f"remove or replace it, or set data.on_corrupt=skip; the reason: {reason(error)}"
+                    f"{bad[0]} can't be read as an image ({len(bad)} such in the batch of step "
+                    f"{where}): remove or replace it, or set data.on_corrupt=skip; the reason: "
+                    f"{reason(error)}"
                 ) from None
             self.stages.add("decode", float(batch.pop("seconds").sum()), self.rows)
             self.count_blanks(step, batch)
@@ -185,7 +201,13 @@ def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -
 
 
 def eval_pipeline(
-    data, source: Source, rows: np.ndarray, batch_size: int, image_size: int, on_corrupt: str, threads: int = 0
+    data,
+    source: Source,
+    rows: np.ndarray,
+    batch_size: int,
+    image_size: int,
+    on_corrupt: str,
+    threads: int = 0,
 ) -> Pipeline:
     """Every example of a split once, in order."""
     return Pipeline(

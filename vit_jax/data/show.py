@@ -15,7 +15,8 @@ LAST_STEP = 2**31 - 1
 
 
 def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list[int] | None]:
-    """(y, x, height, width) of what is taken of every image; None for one that can't be read and is to be skipped.
+    """(y, x, height, width) of what is taken of every image; None for one that can't be read and is
+    to be skipped.
 
     Raises:
       UserError: an image can't be read, and data.on_corrupt is "error".
@@ -31,15 +32,19 @@ def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list
 
     def found(i: int, seed: np.ndarray) -> list[int] | None:
         try:
-            return one(tf.constant(source.read([i])[0]), tf.constant(i, tf.int64), tf.constant(seed)).numpy().tolist()
+            return (
+                one(tf.constant(source.read([i])[0]), tf.constant(i, tf.int64), tf.constant(seed))
+                .numpy()
+                .tolist()
+            )
         except UserError:
             raise
         except Exception as error:  # every store has errors of its own
             if config.data.on_corrupt == "skip":
                 return None
             raise UserError(
-                f"{source.describe(i)} can't be read as an image: remove or replace it, or set data.on_corrupt=skip; "
-                f"the reader says: {one_line(error)[:160]}"
+                f"{source.describe(i)} can't be read as an image: remove or replace it, or set "
+                f"data.on_corrupt=skip; the reader says: {one_line(error)[:160]}"
             ) from error
 
     return [found(i, seed) for i, seed in zip(indices.tolist(), seeds, strict=True)]
@@ -58,7 +63,9 @@ def step(config, source, number: int) -> dict:
         ids=found["index"].tolist(),
         seeds=found["seed"].tolist(),
         crop=windows(config, source, found["index"], found["seed"]),
-        flip=np.asarray(flips(keys(found["seed"], FLIP))).tolist() if data.flip else [False] * len(rows),
+        flip=np.asarray(flips(keys(found["seed"], FLIP))).tolist()
+        if data.flip
+        else [False] * len(rows),
         names=[source.describe(i) for i in found["index"].tolist()],
     )
 
@@ -68,12 +75,20 @@ def run(config, args) -> dict:
     if not 0 <= args.step <= LAST_STEP:
         raise UserError(f"--step={args.step} is outside of 0 to {LAST_STEP}: steps count from 0")
     if not config.image_size:
-        raise UserError("config key image_size=0 is for evaluate only: give that of a training, as 224")
+        raise UserError(
+            "config key image_size=0 is for evaluate only: give that of a training, as 224"
+        )
     jax.config.update("jax_platforms", "cpu")  # an accelerator may belong to a job that runs
     result = step(config, sources.open_training(config.data), args.step)
-    print(f"step {result['step']}, epoch {result['epoch']}: id, seed, crop (y, x, height, width), flip, name")
+    print(
+        f"step {result['step']}, epoch {result['epoch']}: id, seed, crop (y, x, height, width), "
+        "flip, name"
+    )
     columns = (result[name] for name in ("ids", "seeds", "crop", "flip", "names"))
     for index, seed, crop, flip, name in zip(*columns, strict=True):
         what = name if crop else f"{name}: can't be read"
-        print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {'flip' if flip else '    '} {what}")
+        print(
+            f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} "
+            f"{'flip' if flip else '    '} {what}"
+        )
     return result

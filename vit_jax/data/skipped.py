@@ -1,4 +1,6 @@
-"""Examples that could not be used and were skipped: each is counted once, named in the log, and listed in a file."""
+"""Examples that could not be used and were skipped: each is counted once, named in the log, and
+listed in a file.
+"""
 
 import contextlib
 import json
@@ -20,12 +22,16 @@ class Skipped(dict):
         self.path, self.use = None, ""
 
     def list_in(self, folder: epath.Path, use: str) -> None:
-        """Lists them in skipped.jsonl of a workdir, all but the leading process in logs/skipped_I.jsonl.
+        """Lists them in skipped.jsonl of a workdir, all but the leading process in
+        logs/skipped_I.jsonl.
 
         What stands there already, from before the run was continued, counts.
         """
         index = jax.process_index()
-        self.path, self.use = folder / (f"logs/skipped_{index}.jsonl" if index else "skipped.jsonl"), use
+        self.path, self.use = (
+            folder / (f"logs/skipped_{index}.jsonl" if index else "skipped.jsonl"),
+            use,
+        )
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line
                 if (found := json.loads(line))["use"] == use:
@@ -38,6 +44,8 @@ class Skipped(dict):
             return
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps(dict(use=self.use, id=index, name=name, reason=reason)) + "\n")
+                file.write(
+                    json.dumps(dict(use=self.use, id=index, name=name, reason=reason)) + "\n"
+                )
         except Exception as error:  # every store has errors of its own
             log.warning("%s can't be written: %s", self.path, one_line(error)[:160])

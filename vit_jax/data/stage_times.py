@@ -14,7 +14,9 @@ ADVICE = {
 
 
 class Stages:
-    """Seconds and images by stage since the last report: "read" by each thread, "decode" likewise, "transfer"."""
+    """Seconds and images by stage since the last report: "read" by each thread, "decode" likewise,
+    "transfer".
+    """
 
     def __init__(self):
         self.lock, self.spent = threading.Lock(), {}
@@ -35,13 +37,16 @@ class Stages:
         """Milliseconds per image by stage, counted anew from here on."""
         with self.lock:
             spent, self.spent = self.spent, {}
-        return {stage: 1e3 * seconds / images for stage, (seconds, images) in spent.items() if images}
+        return {
+            stage: 1e3 * seconds / images for stage, (seconds, images) in spent.items() if images
+        }
 
     def warning(self, data_wait: float, threads: int) -> str | None:
-        """What to tell about a time of `data_wait` (share of the step time), once each time that it passes `LIMIT`.
+        """What to tell about a time of `data_wait` (share of the step time), once each time that it
+        passes `LIMIT`.
 
-        Call it for every line of metrics. The first is never told: it holds the start of the pipeline. After a warning
-        the wait must fall to half the limit before there is another.
+        Call it for every line of metrics. The first is never told: it holds the start of the
+        pipeline. After a warning the wait must fall to half the limit before there is another.
         """
         spent, begun, self.begun = self.take(), self.begun, True
         tell = begun and data_wait > LIMIT and not self.above
@@ -52,6 +57,6 @@ class Stages:
         slow = max(wall, key=wall.get)
         times = ", ".join(f"{stage} {ms:.2f}" for stage, ms in spent.items())
         return (
-            f"{data_wait:.0%} of the time is spent waiting for data; the slow stage is {slow} (ms per image: {times}; "
-            f"{threads} threads read and decode): {ADVICE[slow]}"
+            f"{data_wait:.0%} of the time is spent waiting for data; the slow stage is {slow} (ms "
+            f"per image: {times}; {threads} threads read and decode): {ADVICE[slow]}"
         )

@@ -29,9 +29,15 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
 
 
 def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int = 0) -> dict:
-    """Shapes, dtypes and shardings of a global batch of training; images have sets of labels with a `set_size`."""
+    """Shapes, dtypes and shardings of a global batch of training; images have sets of labels with a
+    `set_size`.
+    """
     label = (set_size,) if set_size else ()
-    kinds = dict(image=((image_size, image_size, 3), np.uint8), label=(label, np.int32), mask=((), np.float32))
+    kinds = dict(
+        image=((image_size, image_size, 3), np.uint8),
+        label=(label, np.int32),
+        mask=((), np.float32),
+    )
     kinds["seed"] = (2,), np.int32
     place = sharding.batch_sharding(mesh)
     return {
@@ -41,9 +47,15 @@ def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int =
 
 
 def to_device(
-    batches: Iterable[dict], mesh: Mesh, rows: np.ndarray, batch_size: int, prefetch: int, stages: Stages | None = None
+    batches: Iterable[dict],
+    mesh: Mesh,
+    rows: np.ndarray,
+    batch_size: int,
+    prefetch: int,
+    stages: Stages | None = None,
 ) -> Iterator[dict]:
-    """Yields global batches of `image`, `label`, `mask` and `seed`, `prefetch` of them on the device ahead of use.
+    """Yields global batches of `image`, `label`, `mask` and `seed`, `prefetch` of them on the
+    device ahead of use.
 
     `stages` is told of the time that the transfer takes.
     """

@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 
-# Dense bf16 peak in FLOP/s per JAX device, by `device_kind`. Sources: Google Cloud TPU system architecture pages (a v3
-# chip is two devices), NVIDIA data sheets without sparsity.
+# Dense bf16 peak in FLOP/s per JAX device, by `device_kind`. Sources: Google Cloud TPU system
+# architecture pages (a v3 chip is two devices), NVIDIA data sheets without sparsity.
 PEAK_FLOPS = {
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
@@ -23,12 +23,14 @@ PEAK_FLOPS = {
 
 # By platform: options of the compiler for the training step.
 #
-# tpu: without the threshold, sharded parameters of 16 and more shards are gathered in as many pieces as there are
-# shards, each with a matrix product too small for the chip: an MLP of 8 layers over fsdp=16 on v5e:4x4 takes 145.9
-# Mcycles by the compiler's estimate, and 23.4 with it (v6e:4x4: 73.6 and 8.8; no change on v4 and v5p).
+# tpu: without the threshold, sharded parameters of 16 and more shards are gathered in as many
+# pieces as there are shards, each with a matrix product too small for the chip: an MLP of 8 layers
+# over fsdp=16 on v5e:4x4 takes 145.9 Mcycles by the compiler's estimate, and 23.4 with it (v6e:4x4:
+# 73.6 and 8.8; no change on v4 and v5p).
 #
-# cpu: without it a step copies the optimizer's moments, as new ones take their place while something may still read the
-# old; with it those are read first. B/16 with 4 images takes 2 to 4 % less time, and 636 MiB beside the state, not 902.
+# cpu: without it a step copies the optimizer's moments, as new ones take their place while
+# something may still read the old; with it those are read first. B/16 with 4 images takes 2 to 4 %
+# less time, and 636 MiB beside the state, not 902.
 COMPILER_OPTIONS = {
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
     "cpu": {"xla_cpu_copy_insertion_use_region_analysis": True},
@@ -39,9 +41,10 @@ COMPILER_OPTIONS = {
 class Tpu:
     """What a plan must know of a chip. Bandwidths in bytes/s.
 
-    Sources: Google Cloud's TPU system architecture pages (peak, HBM, network); "How to scale your model" (Google
-    DeepMind, 2025) for one direction of a link and 25 GB/s of data-center network per host; `hbm_gib` is what the
-    compiler says is usable; `clock` is inferred from the peak and the width of the matrix units.
+    Sources: Google Cloud's TPU system architecture pages (peak, HBM, network); "How to scale your
+    model" (Google DeepMind, 2025) for one direction of a link and 25 GB/s of data-center network
+    per host; `hbm_gib` is what the compiler says is usable; `clock` is inferred from the peak and
+    the width of the matrix units.
     """
 
     device_kind: str
@@ -83,17 +86,23 @@ def product_side() -> int:
 
 
 def slice_index(device) -> int:
-    """The slice of a TPU pod that a device belongs to; elsewhere JAX counts hosts by that name, and there is one."""
+    """The slice of a TPU pod that a device belongs to; elsewhere JAX counts hosts by that name, and
+    there is one.
+    """
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 def multiply_or_index(multiply, index, *arrays):
-    """What both functions compute: on TPUs, where each index costs, by the one that is made of matrix products."""
+    """What both functions compute: on TPUs, where each index costs, by the one that is made of
+    matrix products.
+    """
     return jax.lax.platform_dependent(*arrays, tpu=multiply, default=index)
 
 
 def branch_or_select(branch, select, *arrays):
-    """What both functions compute: on CPUs by the one that does what is chosen alone, else by the one that does all."""
+    """What both functions compute: on CPUs by the one that does what is chosen alone, else by the
+    one that does all.
+    """
     return jax.lax.platform_dependent(*arrays, cpu=branch, default=select)
 
 
@@ -103,10 +112,11 @@ def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
 
 
 def platform() -> str:
-    """Where the program will run: "tpu", "cpu", "cuda" with cuDNN's fused attention, or another name of JAX's.
+    """Where the program will run: "tpu", "cpu", "cuda" with cuDNN's fused attention, or another
+    name of JAX's.
 
-    The mesh that is set says it, also one of devices that are only described, for which a CPU compiles; without a mesh
-    it is JAX's default.
+    The mesh that is set says it, also one of devices that are only described, for which a CPU
+    compiles; without a mesh it is JAX's default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     name = device.platform if device else jax.default_backend()

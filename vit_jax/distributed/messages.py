@@ -12,7 +12,8 @@ from jax._src.distributed import global_state  # nothing public passes a word wi
 from vit_jax.errors import UserError
 
 TIMEOUT = "VIT_JAX_START_TIMEOUT"
-# For what takes long on one process and not on another, as reading a checkpoint. A dead one is noticed before.
+# For what takes long on one process and not on another, as reading a checkpoint. A dead one is
+# noticed before.
 PATIENCE_S = 1800
 MEET_S = 0.1  # between two looks at who is there
 
@@ -32,7 +33,9 @@ def leader() -> str:
 
 
 def first_problem(what: str, problem: str | None) -> str | None:
-    """What the first process has to say that has a problem, the same on all; None where there is none."""
+    """What the first process has to say that has a problem, the same on all; None where there is
+    none.
+    """
     if not several():
         return problem
     said = exchange(what, problem or "", PATIENCE_S)
@@ -40,7 +43,8 @@ def first_problem(what: str, problem: str | None) -> str | None:
 
 
 def exchange(what: str, text: str, seconds: int) -> list[str]:
-    """What every process says, by process; all must call it, in the same order. It takes no devices.
+    """What every process says, by process; all must call it, in the same order. It takes no
+    devices.
 
     Raises:
       UserError: not all said it within `seconds`; the error names those who did not.
@@ -54,13 +58,15 @@ def exchange(what: str, text: str, seconds: int) -> list[str]:
         return [said[i] for i in range(global_state.num_processes)]
     missing = ", ".join(str(i) for i in range(global_state.num_processes) if i not in said)
     raise UserError(
-        f"process {missing} of {global_state.num_processes} did not come to {what} within {seconds} s: see what they "
-        f"say; at the start, {TIMEOUT}=SECONDS waits longer"
+        f"process {missing} of {global_state.num_processes} did not come to {what} within "
+        f"{seconds} s: see what they say; at the start, {TIMEOUT}=SECONDS waits longer"
     )
 
 
 def to_leader(what: str, text: str, seconds: int) -> list[str] | None:
-    """Like `exchange`, where process 0 alone gets what all say, and the others None: for what is long."""
+    """Like `exchange`, where process 0 alone gets what all say, and the others None: for what is
+    long.
+    """
     if not several():
         return [text]
     key = f"vit_jax/leader/{next(letters)}"
@@ -68,7 +74,10 @@ def to_leader(what: str, text: str, seconds: int) -> list[str] | None:
     exchange(what, "", seconds)
     if global_state.process_id:
         return None
-    found = {int(name.rsplit("/", 1)[1]): value[1:] for name, value in global_state.client.key_value_dir_get(key)}
+    found = {
+        int(name.rsplit("/", 1)[1]): value[1:]
+        for name, value in global_state.client.key_value_dir_get(key)
+    }
     global_state.client.key_value_delete(key)
     return [found[i] for i in range(global_state.num_processes)]
 
@@ -80,14 +89,20 @@ def announce(key: str) -> None:
 
 
 def meet(key: str, seconds: float, unless: str) -> None:
-    """Waits for all processes at a key, which may be used again, as long as none of them has announced `unless`.
+    """Waits for all processes at a key, which may be used again, as long as none of them has
+    announced `unless`.
 
     Raises:
       RuntimeError: one has, or not all came within `seconds`.
     """
     if not several():
         return
-    client, end, own, number = global_state.client, time.monotonic() + seconds, global_state.process_id, meetings[key]
+    client, end, own, number = (
+        global_state.client,
+        time.monotonic() + seconds,
+        global_state.process_id,
+        meetings[key],
+    )
     meetings[key] += 1
     here = f"vit_jax/meet/{key}/{number}"
     client.key_value_set(f"{here}/{own}", "")
@@ -98,11 +113,15 @@ def meet(key: str, seconds: float, unless: str) -> None:
         if time.monotonic() > end:
             raise RuntimeError(f"not all processes came to {key} within {seconds:.0f} s")
         time.sleep(MEET_S)
-    client.key_value_delete(f"vit_jax/meet/{key}/{number - 1}/{own}")  # nobody looks there any more: all are here
+    client.key_value_delete(
+        f"vit_jax/meet/{key}/{number - 1}/{own}"
+    )  # nobody looks there any more: all are here
 
 
 def say(key: str, text: str, seconds: int) -> dict[int, str]:
-    """What the processes say under a key, which is used once, by process; those that come too late are left out."""
+    """What the processes say under a key, which is used once, by process; those that come too late
+    are left out.
+    """
     client = global_state.client
     client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came

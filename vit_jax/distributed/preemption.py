@@ -1,4 +1,6 @@
-"""Whether a run is asked to save and stop: by SIGTERM, or by a notice of preemption that JAX hears of."""
+"""Whether a run is asked to save and stop: by SIGTERM, or by a notice of preemption that JAX hears
+of.
+"""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -11,8 +13,9 @@ class Interrupted(Exception):
 
 
 class SaveRequest:
-    """One process: our own handler, and a second SIGTERM ends the process at once. Several: JAX's preemption service,
-    by which all processes agree on the step; each host has its own notice, and one that comes late disturbs nothing."""
+    """One process: our own handler, and a second SIGTERM ends the process at once. Several: JAX's
+    preemption service, by which all processes agree on the step; each host has its own notice, and
+    one that comes late disturbs nothing."""
 
     def __init__(self):
         self.distributed = jax.distributed.is_initialized()
@@ -25,7 +28,9 @@ class SaveRequest:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def due(self) -> bool:
-        """Must be asked equally often by every process: after every step, and every batch of an evaluation."""
+        """Must be asked equally often by every process: after every step, and every batch of an
+        evaluation.
+        """
         if self.distributed and not self.received:
             from jax.experimental import multihost_utils
 

@@ -1,4 +1,6 @@
-"""The preflight of several processes: before any device computes, all find that they are about to do the same."""
+"""The preflight of several processes: before any device computes, all find that they are about to
+do the same.
+"""
 
 import collections
 import hashlib
@@ -24,8 +26,8 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     """Makes sure, once at the start, that all processes do the same; does nothing in a single one.
 
     Args:
-      facts: what must be the same everywhere beside code, versions and devices: a config by key, fingerprints. Keys of
-        the machine are left out.
+      facts: what must be the same everywhere beside code, versions and devices: a config by key,
+        fingerprints. Keys of the machine are left out.
       folder: exists, and must be one folder for all, not one of this name on each host.
 
     Raises:
@@ -49,29 +51,40 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
         mark.write_text(str(time.time_ns()))
     try:
         messages.exchange("the start", "", processes.timeout())
-        compare(same | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"})
+        compare(
+            same
+            | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"}
+        )
     finally:
         if index == 0:
             mark.unlink()
 
 
 def compare(facts: dict[str, str]) -> None:
-    """Raises UserError on all processes, if one has other facts than most; of two, process 1 is the odd one."""
+    """Raises UserError on all processes, if one has other facts than most; of two, process 1 is the
+    odd one.
+    """
     text = json.dumps(facts)
-    digests = messages.exchange("the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout())
+    digests = messages.exchange(
+        "the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout()
+    )
     if len(set(digests)) == 1:
         return
     usual = digests.index(collections.Counter(digests).most_common(1)[0][0])
     odd = [i for i, digest in enumerate(digests) if digest != digests[usual]]
-    all_facts = [json.loads(other) for other in messages.exchange("the start", text, processes.timeout())]
+    all_facts = [
+        json.loads(other) for other in messages.exchange("the start", text, processes.timeout())
+    ]
     others = f"; nor do processes {', '.join(map(str, odd[1:]))}" if odd[1:] else ""
     raise UserError(
         f"process {odd[0]} does not do what process {usual} does "
-        f"({differences(all_facts[usual], all_facts[odd[0]])}{others}): start all processes with the same command, "
-        "code and data"
+        f"({differences(all_facts[usual], all_facts[odd[0]])}{others}): start all processes with "
+        "the same command, code and data"
     )
 
 
 def differences(one: Mapping[str, str], two: Mapping[str, str]) -> str:
     keys = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
-    return "; ".join(f"{key}: {one.get(key, '(unset)')} -> {two.get(key, '(unset)')}" for key in keys)
+    return "; ".join(
+        f"{key}: {one.get(key, '(unset)')} -> {two.get(key, '(unset)')}" for key in keys
+    )

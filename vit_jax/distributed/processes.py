@@ -15,27 +15,38 @@ from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
-COORDINATOR, COUNT, INDEX = VARIABLES = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
+COORDINATOR, COUNT, INDEX = VARIABLES = (
+    "VIT_JAX_COORDINATOR",
+    "VIT_JAX_NUM_PROCESSES",
+    "VIT_JAX_PROCESS_ID",
+)
 
-HEARTBEAT_S, SHUTDOWN_S = 40, 120  # a process that was killed is noticed after the first by the others, which then end
+HEARTBEAT_S, SHUTDOWN_S = (
+    40,
+    120,
+)  # a process that was killed is noticed after the first by the others, which then end
 
 
 def start() -> None:
-    """Joins the processes of one job: explicit VIT_JAX_* variables, else a cluster that JAX detects, else one process.
+    """Joins the processes of one job: explicit VIT_JAX_* variables, else a cluster that JAX
+    detects, else one process.
 
-    JAX ends the process with a core dump where it can't join in time, so it gets more time than we wait.
+    JAX ends the process with a core dump where it can't join in time, so it gets more time than we
+    wait.
 
     Raises:
-      UserError: a variable is missing or wrong, the port of process 0 is taken, or not all processes joined within
-        VIT_JAX_START_TIMEOUT seconds.
+      UserError: a variable is missing or wrong, the port of process 0 is taken, or not all
+        processes joined within VIT_JAX_START_TIMEOUT seconds.
     """
     if jax.distributed.is_initialized():
         return
     arguments, seconds, raised = explicit(), timeout(), []
-    if arguments.get("process_id") == 0 and (problem := not_listening(arguments["coordinator_address"])):
+    if arguments.get("process_id") == 0 and (
+        problem := not_listening(arguments["coordinator_address"])
+    ):
         raise UserError(
-            f"process 0 can't listen on {arguments['coordinator_address']} ({problem}): choose a free port in "
-            f"{COORDINATOR}"
+            f"process 0 can't listen on {arguments['coordinator_address']} ({problem}): choose a "
+            f"free port in {COORDINATOR}"
         )
 
     def join():
@@ -57,14 +68,16 @@ def start() -> None:
         raise UserError(not_joined(seconds))
     if raised and not is_alone(raised[0], arguments):
         raise UserError(
-            f"this process can't join the others of its job ({one_line(raised[0])[:300]}): correct the environment "
-            f"(a free port, the variables of the cluster), or set {', '.join(VARIABLES)} in each process"
+            f"this process can't join the others of its job ({one_line(raised[0])[:300]}): correct "
+            "the environment (a free port, the variables of the cluster), or set "
+            f"{', '.join(VARIABLES)} in each process"
         ) from raised[0]
     messages.joined.set()
 
 
 def explicit() -> dict:
-    """Arguments of `jax.distributed.initialize` from VIT_JAX_*; none where the environment has none of them.
+    """Arguments of `jax.distributed.initialize` from VIT_JAX_*; none where the environment has none
+    of them.
 
     Raises:
       UserError: some are missing, or no numbers.
@@ -75,25 +88,39 @@ def explicit() -> dict:
     if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
         values.setdefault(COORDINATOR, address)
     if missing := [name for name in VARIABLES if name not in values]:
-        raise UserError(f"{', '.join(missing)} not set in the environment: set all of {', '.join(VARIABLES)}")
+        raise UserError(
+            f"{', '.join(missing)} not set in the environment: set all of {', '.join(VARIABLES)}"
+        )
     try:
         count, index = int(values[COUNT]), int(values[INDEX])
     except ValueError:
-        raise UserError(f"{COUNT} and {INDEX} in the environment must be whole numbers: correct them") from None
+        raise UserError(
+            f"{COUNT} and {INDEX} in the environment must be whole numbers: correct them"
+        ) from None
     if not 0 <= index < count:
-        raise UserError(f"{INDEX}={index} is not below {COUNT}={count} in the environment: correct them")
+        raise UserError(
+            f"{INDEX}={index} is not below {COUNT}={count} in the environment: correct them"
+        )
     address = values[COORDINATOR]
     if not re.fullmatch(r".+:\d{1,5}", address):
-        raise UserError(f"{COORDINATOR}={address} in the environment is no HOST:PORT: give host and port of process 0")
+        raise UserError(
+            f"{COORDINATOR}={address} in the environment is no HOST:PORT: give host and port of "
+            "process 0"
+        )
     return dict(
-        coordinator_address=address, num_processes=count, process_id=index, cluster_detection_method="deactivate"
+        coordinator_address=address,
+        num_processes=count,
+        process_id=index,
+        cluster_detection_method="deactivate",
     )
 
 
 def timeout() -> int:
     text = os.environ.get(TIMEOUT, "300")
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{TIMEOUT}={text} in the environment is no number of seconds: give a whole one above 0")
+        raise UserError(
+            f"{TIMEOUT}={text} in the environment is no number of seconds: give a whole one above 0"
+        )
     return int(text)
 
 
@@ -106,33 +133,45 @@ def is_alone(error: Exception, arguments: dict) -> bool:
 
 def not_joined(seconds: int) -> str:
     """The error of a process that waited `seconds` in vain."""
-    address, index, count = global_state.coordinator_address, global_state.process_id, global_state.num_processes
+    address, index, count = (
+        global_state.coordinator_address,
+        global_state.process_id,
+        global_state.num_processes,
+    )
     longer = f"; {TIMEOUT}=SECONDS waits longer"
-    if proxies := [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in os.environ]:
-        longer += f"; {' and '.join(proxies)} of the environment may catch the connection: unset them"
+    if proxies := [
+        name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in os.environ
+    ]:
+        longer += (
+            f"; {' and '.join(proxies)} of the environment may catch the connection: unset them"
+        )
     if address is None:
         return (
-            f"the cluster that JAX detects did not say within {seconds} s who leads: see that its metadata can be "
-            f"read, or set {', '.join(VARIABLES)}{longer}"
+            f"the cluster that JAX detects did not say within {seconds} s who leads: see that its "
+            f"metadata can be read, or set {', '.join(VARIABLES)}{longer}"
         )
     if index == 0:
         return (
-            f"not all {count} processes joined process 0 at {address} within {seconds} s: see that all were started, "
-            f"reach this address, and have the same number of processes{longer}"
+            f"not all {count} processes joined process 0 at {address} within {seconds} s: see that "
+            f"all were started, reach this address, and have the same number of processes{longer}"
         )
     if problem := unreachable(address):
         return (
-            f"process {index} can't reach the coordinator, process 0 at {address}, within {seconds} s ({problem}): "
-            f"start process 0 there, open the port, or correct {COORDINATOR}{longer}"
+            f"process {index} can't reach the coordinator, process 0 at {address}, within "
+            f"{seconds} s ({problem}): start process 0 there, open the port, or correct "
+            f"{COORDINATOR}{longer}"
         )
     return (
-        f"process {index} of {count} reached {address}, but the job was not complete within {seconds} s: see that all "
-        f"{count} processes were started and that process 0, and no other program, listens there{longer}"
+        f"process {index} of {count} reached {address}, but the job was not complete within "
+        f"{seconds} s: see that all {count} processes were started and that process 0, and no "
+        f"other program, listens there{longer}"
     )
 
 
 def not_listening(address: str) -> str | None:
-    """Why this process can't listen on the port of "host:port", or None where it can. JAX at times crashes over it."""
+    """Why this process can't listen on the port of "host:port", or None where it can. JAX at times
+    crashes over it.
+    """
     try:
         socket.create_server(("", int(address.rsplit(":", 1)[1]))).close()
     except OverflowError as error:

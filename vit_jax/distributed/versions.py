@@ -1,4 +1,6 @@
-"""Which code runs: versions of the packages that make the numbers, the commit, and a digest of our own files."""
+"""Which code runs: versions of the packages that make the numbers, the commit, and a digest of our
+own files.
+"""
 
 import functools
 import hashlib
@@ -8,7 +10,17 @@ import platform
 import subprocess
 
 FOLDER = pathlib.Path(__file__).parent.parent  # of the package
-PACKAGES = ("vit_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow-cpu", "tensorflow")
+PACKAGES = (
+    "vit_jax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "tensorflow-cpu",
+    "tensorflow",
+)
 
 
 def versions() -> dict[str, str]:
@@ -35,8 +47,12 @@ def commit() -> str:
 
 @functools.cache
 def code() -> str:
-    """SHA-256 of our Python files: it also tells two trees apart that are not committed, or no checkout at all."""
+    """SHA-256 of our Python files: it also tells two trees apart that are not committed, or no
+    checkout at all.
+    """
     digest = hashlib.sha256()
     for path in sorted(FOLDER.rglob("*.py")):
-        digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:16]

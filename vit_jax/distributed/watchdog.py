@@ -1,4 +1,6 @@
-"""How the processes of a job end together: one that fails, is gone or stands still ends all, and it is said which."""
+"""How the processes of a job end together: one that fails, is gone or stands still ends all, and it
+is said which.
+"""
 
 import contextlib
 import json
@@ -21,8 +23,9 @@ from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger(__name__)
 
-# A process that ends by an error of its own says so, which is read every POLL_S; process 0 leaves LINGER_S later than
-# the others, because its end is theirs. Where a computation fails because one is gone, the roll is called for ROLL_S.
+# A process that ends by an error of its own says so, which is read every POLL_S; process 0 leaves
+# LINGER_S later than the others, because its end is theirs. Where a computation fails because one
+# is gone, the roll is called for ROLL_S.
 POLL_S, LINGER_S, ROLL_S = 2, 6, 5
 FAILURE, PLACE, ROLL = "vit_jax/failure", "vit_jax/place", "vit_jax/roll"
 STALL = "VIT_JAX_STALL_TIMEOUT"
@@ -31,7 +34,9 @@ LOST = re.compile("Gloo|NCCL|UNAVAILABLE|[Cc]onnection (reset|closed|refused)|pe
 
 
 class Place:
-    """Where this process is in the run: how many things it has begun, as all processes do alike, and since when."""
+    """Where this process is in the run: how many things it has begun, as all processes do alike,
+    and since when.
+    """
 
     count, what, since = 0, "", 0.0
 
@@ -41,7 +46,9 @@ class Place:
 
     def write(self) -> None:
         text = json.dumps([self.count, self.what])
-        global_state.client.key_value_set(f"{PLACE}/{global_state.process_id}", text, allow_overwrite=True)
+        global_state.client.key_value_set(
+            f"{PLACE}/{global_state.process_id}", text, allow_overwrite=True
+        )
 
 
 place = Place()  # of this process
@@ -62,14 +69,18 @@ def stall_timeout() -> int:
     """
     text = os.environ.get(STALL, "2400")  # longer than what waits on its own, see PATIENCE_S
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{STALL}={text} in the environment is no number of seconds: give a whole one above 0")
+        raise UserError(
+            f"{STALL}={text} in the environment is no number of seconds: give a whole one above 0"
+        )
     return int(text)
 
 
 def run(main: Callable[[], None], debug: bool) -> int:
-    """`errors.run` for a command of several processes: one that fails tells the others and leaves without them.
+    """`errors.run` for a command of several processes: one that fails tells the others and leaves
+    without them.
 
-    In good order it would wait for them, and they for the result of a computation that it no longer takes part in.
+    In good order it would wait for them, and they for the result of a computation that it no longer
+    takes part in.
     """
 
     def telling():
@@ -101,21 +112,26 @@ def run(main: Callable[[], None], debug: bool) -> int:
 
 
 def lost(error: BaseException) -> UserError | None:
-    """What to say where a computation failed because processes are gone: they don't answer when the roll is called."""
+    """What to say where a computation failed because processes are gone: they don't answer when the
+    roll is called.
+    """
     if not several() or not LOST.search(str(error)) or told():
         return None
     try:
         global_state.client.key_value_set(f"{ROLL}/called", "", allow_overwrite=True)
         time.sleep(ROLL_S)
-        answered = {name.rsplit("/", 1)[1] for name, _ in global_state.client.key_value_dir_get(ROLL)}
+        answered = {
+            name.rsplit("/", 1)[1] for name, _ in global_state.client.key_value_dir_get(ROLL)
+        }
     except jax.errors.JaxRuntimeError:  # process 0 is gone, and so is this one soon
         return None
     missing = [i for i in range(global_state.num_processes) if str(i) not in answered]
     if not missing or told():
         return None
     return NegativeResult(
-        f"process {', '.join(map(str, missing))} of {global_state.num_processes} is gone ({one_line(error)[:160]}): "
-        "see its log; the same command continues from the last checkpoint"
+        f"process {', '.join(map(str, missing))} of {global_state.num_processes} is gone "
+        f"({one_line(error)[:160]}): see its log; the same command continues from the last "
+        "checkpoint"
     )
 
 
@@ -124,7 +140,11 @@ def tell(error: BaseException) -> None:
     if not several():
         return
     code = getattr(error, "exit_code", UserError.exit_code if errors.storage_problem(error) else 1)
-    word = dict(process=global_state.process_id, code=code, error=one_line(error)[:1000] or type(error).__name__)
+    word = dict(
+        process=global_state.process_id,
+        code=code,
+        error=one_line(error)[:1000] or type(error).__name__,
+    )
     try:
         global_state.client.key_value_set(FAILURE, json.dumps(word))
     except Exception as problem:  # another was first, or process 0 is gone
@@ -151,9 +171,11 @@ def repeat(word: dict) -> int:
 
 @contextlib.contextmanager
 def watching(stall_s: int) -> Iterator[None]:
-    """Watches the others until all are done with the body; after an error for as long as this process lives.
+    """Watches the others until all are done with the body; after an error for as long as this
+    process lives.
 
-    The thread has to end before the interpreter does, which would kill it: inside JAX that aborts the whole process.
+    The thread has to end before the interpreter does, which would kill it: inside JAX that aborts
+      the whole process.
     """
     over = threading.Event()
     watcher = threading.Thread(target=watch, args=(stall_s, over), daemon=True)
@@ -179,7 +201,9 @@ def watch(stall_s: int, over: threading.Event) -> None:
     messages.joined.wait()
     word, written = None, 0
     while several() and not over.is_set() and not (word := told()):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 is gone, and so is this one soon
+        with contextlib.suppress(
+            jax.errors.JaxRuntimeError
+        ):  # process 0 is gone, and so is this one soon
             if place.count > written:
                 written = place.count
                 place.write()
@@ -200,7 +224,9 @@ def answer_roll_call() -> None:
     """Says that this process lives, where one asks; its computation may wait for ever."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody asks
         global_state.client.key_value_try_get(f"{ROLL}/called")
-        global_state.client.key_value_set(f"{ROLL}/{global_state.process_id}", "", allow_overwrite=True)
+        global_state.client.key_value_set(
+            f"{ROLL}/{global_state.process_id}", "", allow_overwrite=True
+        )
 
 
 def stalled(seconds: int) -> str:

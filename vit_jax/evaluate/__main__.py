@@ -25,14 +25,17 @@ log = logging.getLogger("vit_jax.evaluate")
 def evaluate(config) -> dict[str, float]:
     """Metrics of `config.evals` for the weights at `config.init_from`, whose own model is built."""
     if not config.init_from:
-        raise UserError("config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE")
+        raise UserError(
+            "config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE"
+        )
     if not config.evals:
         raise UserError("config.evals is empty: the config file must have an entry in evals")
     free, default = ("dtype", "softmax_dtype", "attention", "scan"), configs.defaults()
     for key, value in config.model.items():
         if key not in free and value != default.model[key]:
             raise UserError(
-                f"config key model.{key} has no effect in evaluate: the weights say what the model is, leave it out"
+                f"config key model.{key} has no effect in evaluate: the weights say what the model "
+                "is, leave it out"
             )
     mesh = meshes.make_mesh(config.mesh)
     weights = pretrained.read(config.init_from, image_size=config.image_size or None)
@@ -43,21 +46,29 @@ def evaluate(config) -> dict[str, float]:
         config.image_size = model.image_size[0]
         if config.loss == default.loss and weights.loss:
             config.loss = weights.loss
-    # Labels of a hub describe classes in words, not as data sets name them: those weights go by number.
+    # Labels of a hub describe classes in words, not as data sets name them: those weights go by
+    # number.
     class_names = weights.class_names if weights.loss else ()
     opened = suite.open_all(config, mesh, class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
         scalars = suite.run(opened, suite.make_steps(config, model), params, lambda name: True)
     if bad := [name for name, value in scalars.items() if not math.isfinite(value)]:
-        raise NegativeResult(f"{bad[0]} of {config.init_from} is not finite: the weights are not sound")
+        raise NegativeResult(
+            f"{bad[0]} of {config.init_from} is not finite: the weights are not sound"
+        )
     return scalars
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser(
+        "vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
     parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="what to evaluate on; --config.KEY=VALUE"
+        "--config",
+        required=True,
+        metavar="FILE.py[:ARG]",
+        help="what to evaluate on; --config.KEY=VALUE",
     )
     parser.add_argument("--json", metavar="FILE", help="write the metrics here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -69,7 +80,9 @@ def main(argv: list[str]) -> int:
         processes.start()
         runtime.keep_programs()
         runtime.keep_memory()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of several processes JAX would keep it for a save
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # of several processes JAX would keep it for a save
         with cli.logging_to(None):
             preflight.agree(dict(configs.flatten(config)))
             scalars = evaluate(config)

@@ -20,7 +20,8 @@ class Features:
 
 
 def make_step(features_fn: Callable, normalize: Callable) -> Callable:
-    """Builds step(params, batch) -> (features float32 [batch, embed], label, mask), whole on every device.
+    """Builds step(params, batch) -> (features float32 [batch, embed], label, mask), whole on every
+    device.
 
     Args:
       features_fn: (params, image [batch, H, W, 3] float32) -> features [batch, embed].
@@ -29,7 +30,9 @@ def make_step(features_fn: Callable, normalize: Callable) -> Callable:
 
     def step(params, batch):
         x = features_fn(params, normalize(batch["image"])).astype(jnp.float32)
-        return sharding.constrain(x, None, None), *(sharding.constrain(batch[key], None) for key in ("label", "mask"))
+        return sharding.constrain(x, None, None), *(
+            sharding.constrain(batch[key], None) for key in ("label", "mask")
+        )
 
     return step
 
@@ -47,6 +50,7 @@ def collect(step: Callable, params, batches: Iterable[dict]) -> Features:
     found = Features(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
     if bad := int((~np.isfinite(found.x).all(1)).sum()):
         raise NegativeResult(
-            f"the features of {bad} of {len(found.x)} images are not finite: the weights are not sound"
+            f"the features of {bad} of {len(found.x)} images are not finite: the weights are not "
+            "sound"
         )
     return found

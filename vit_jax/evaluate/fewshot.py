@@ -1,6 +1,8 @@
-"""Few-shot classification: a ridge regression on frozen features (arXiv 2010.11929 section 4.1), as in big_vision.
+"""Few-shot classification: a ridge regression on frozen features (arXiv 2010.11929 section 4.1), as
+in big_vision.
 
-It runs on the host in float64: the constant feature of 100 makes the system badly conditioned for float32.
+It runs on the host in float64: the constant feature of 100 makes the system badly conditioned for
+float32.
 """
 
 import numpy as np
@@ -13,7 +15,8 @@ STD_EPSILON = 1e-5
 
 
 def few_shot_indices(labels, shots: int, num_classes: int, seed: int) -> np.ndarray:
-    """Chooses `shots` examples of every class, as big_vision does: fewer shots are the first of more shots.
+    """Chooses `shots` examples of every class, as big_vision does: fewer shots are the first of
+    more shots.
 
     Args:
       labels: int [N].
@@ -31,7 +34,9 @@ def few_shot_indices(labels, shots: int, num_classes: int, seed: int) -> np.ndar
         raise UserError(f"few-shot evaluation with shots={shots}: use at least 1")
     labels = checked_labels(labels, num_classes)
     rng = np.random.default_rng(seed)
-    chosen = [rng.permutation(np.flatnonzero(labels == label))[:shots] for label in range(num_classes)]
+    chosen = [
+        rng.permutation(np.flatnonzero(labels == label))[:shots] for label in range(num_classes)
+    ]
     return np.concatenate(chosen)
 
 
@@ -39,11 +44,13 @@ def checked_labels(labels, num_classes: int) -> np.ndarray:
     """`labels` as numpy int [N]; a UserError where they are not classes from 0 to num_classes - 1."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError(f"few-shot labels must be whole numbers of shape [N], got {labels.dtype} {labels.shape}")
+        raise UserError(
+            f"few-shot labels must be whole numbers of shape [N], got {labels.dtype} {labels.shape}"
+        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise UserError(
-            f"few-shot labels are {labels.min()} to {labels.max()}, but num_classes={num_classes} allows 0 to "
-            f"{num_classes - 1}: correct one of them"
+            f"few-shot labels are {labels.min()} to {labels.max()}, but num_classes={num_classes} "
+            f"allows 0 to {num_classes - 1}: correct one of them"
         )
     return labels
 
@@ -54,15 +61,18 @@ def checked_features(x, name: str) -> np.ndarray:
     if x.ndim != 2:
         raise UserError(f"few-shot features {name} must have shape [N, D], got {x.shape}")
     if not np.isfinite(x).all():
-        raise UserError(f"few-shot features {name} are not all finite: look at the model's weights and inputs")
+        raise UserError(
+            f"few-shot features {name} are not all finite: look at the model's weights and inputs"
+        )
     return x
 
 
 def fit(x, y, num_classes: int, l2: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fits the weights of a ridge regression from whitened features to targets of -1 and +1.
 
-    With z the features, whitened by their own mean and population standard deviation and with `BIAS` appended,
-    w = (z' z + l2 I)^-1 z' t; for fewer examples than columns, the same by the smaller z' (z z' + l2 I)^-1 t.
+    With z the features, whitened by their own mean and population standard deviation and with
+    `BIAS` appended, w = (z' z + l2 I)^-1 z' t; for fewer examples than columns, the same by the
+    smaller z' (z z' + l2 I)^-1 t.
 
     Args:
       x: [N, D] features.
@@ -78,7 +88,10 @@ def fit(x, y, num_classes: int, l2: float) -> tuple[np.ndarray, np.ndarray, np.n
     """
     x, y = checked_features(x, "x"), checked_labels(y, num_classes)
     if not len(x) or len(x) != len(y):
-        raise UserError(f"few-shot training needs one label per feature row, got {len(x)} rows and {len(y)} labels")
+        raise UserError(
+            f"few-shot training needs one label per feature row, got {len(x)} rows and {len(y)} "
+            "labels"
+        )
     if not l2 > 0:
         raise UserError(f"few-shot regression with l2={l2}: the penalty must be above 0")
     mean, std = x.mean(axis=0), x.std(axis=0) + STD_EPSILON
@@ -114,7 +127,10 @@ def least_squares(x, y, x_test, num_classes: int, l2: float) -> np.ndarray:
     x_test = checked_features(x_test, "x_test")
     mean, std, weights = fit(x, y, num_classes, l2)
     if x_test.shape[1] != len(mean):
-        raise UserError(f"few-shot features must be as wide as in training, {len(mean)}; x_test has {x_test.shape[1]}")
+        raise UserError(
+            f"few-shot features must be as wide as in training, {len(mean)}; x_test has "
+            f"{x_test.shape[1]}"
+        )
     return with_constant((x_test - mean) / std) @ weights
 
 
@@ -127,8 +143,13 @@ def evaluate(train: Features, test: Features, num_classes: int, settings) -> dic
 
     def accuracy(shots: int, seed: int) -> float:
         chosen = few_shot_indices(train.label, shots, num_classes, seed)
-        scores = least_squares(train.x[chosen], train.label[chosen], test.x, num_classes, settings.l2)
+        scores = least_squares(
+            train.x[chosen], train.label[chosen], test.x, num_classes, settings.l2
+        )
         return float((scores.argmax(1) == test.label).mean())
 
     seeds = range(settings.seeds)
-    return {f"fewshot_{shots}": float(np.mean([accuracy(shots, seed) for seed in seeds])) for shots in settings.shots}
+    return {
+        f"fewshot_{shots}": float(np.mean([accuracy(shots, seed) for seed in seeds]))
+        for shots in settings.shots
+    }

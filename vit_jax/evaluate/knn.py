@@ -1,4 +1,5 @@
-"""Nearest neighbours by cosine similarity, exact, with the training features split over the devices.
+"""Nearest neighbours by cosine similarity, exact, with the training features split over the
+devices.
 
 Votes are weighted as in arXiv 1805.01978 section 3.4, as for DINO (arXiv 2104.14294).
 """
@@ -23,7 +24,8 @@ def normalized(x: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def nearest(index, valid, queries, count: int, mesh: Mesh):
-    """The training examples most like each query, (similarity [Q, count], number [Q, count]); of equals the first ones.
+    """The training examples most like each query, (similarity [Q, count], number [Q, count]); of
+    equals the first ones.
 
     Args:
       index: [N, embed] rows of length 1, split over the only axis of `mesh`.
@@ -37,7 +39,9 @@ def nearest(index, valid, queries, count: int, mesh: Mesh):
         similarity = jnp.where(valid, similarity, -jnp.inf)
         similarity, number = jax.lax.top_k(similarity, min(count, len(index)))
         candidates = similarity, number + jax.lax.axis_index(axis) * len(index)
-        similarity, number = (jax.lax.all_gather(part, axis, axis=1, tiled=True) for part in candidates)
+        similarity, number = (
+            jax.lax.all_gather(part, axis, axis=1, tiled=True) for part in candidates
+        )
         similarity, place = jax.lax.top_k(similarity, min(count, similarity.shape[1]))
         return similarity, jnp.take_along_axis(number, place, axis=1)
 
@@ -47,7 +51,8 @@ def nearest(index, valid, queries, count: int, mesh: Mesh):
 
 
 def neighbours(train: np.ndarray, test: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(similarity, number) of the `count` training rows nearest to each test row, [N_test, count] each, on all devices.
+    """(similarity, number) of the `count` training rows nearest to each test row, [N_test, count]
+    each, on all devices.
 
     Args:
       train, test: features [N, embed] and [N_test, embed].
@@ -57,7 +62,9 @@ def neighbours(train: np.ndarray, test: np.ndarray, count: int) -> tuple[np.ndar
     padded = np.zeros((rows, train.shape[1]), np.float32)
     padded[: len(train)] = normalized(train)
     index, valid = (
-        jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec("device")), lambda place, x=x: x[place])
+        jax.make_array_from_callback(
+            x.shape, NamedSharding(mesh, PartitionSpec("device")), lambda place, x=x: x[place]
+        )
         for x in (padded, np.arange(rows) < len(train))
     )
     test, found = normalized(test).astype(np.float32), []
@@ -70,8 +77,12 @@ def neighbours(train: np.ndarray, test: np.ndarray, count: int) -> tuple[np.ndar
     return similarity, number
 
 
-def vote(similarity: np.ndarray, label: np.ndarray, num_classes: int, temperature: float) -> np.ndarray:
-    """The class of each query int [Q], the lowest of equals; `label` [Q, count] is that of its neighbours."""
+def vote(
+    similarity: np.ndarray, label: np.ndarray, num_classes: int, temperature: float
+) -> np.ndarray:
+    """The class of each query int [Q], the lowest of equals; `label` [Q, count] is that of its
+    neighbours.
+    """
     scores = np.zeros((len(label), num_classes))
     weight = np.exp((similarity.astype(np.float64) - 1.0) / temperature)
     np.add.at(scores, (np.arange(len(label))[:, None], label), weight)
@@ -82,7 +93,8 @@ def check(settings, num_train: int) -> None:
     """Raises UserError where there are fewer training examples than neighbours."""
     if settings.neighbours > num_train:
         raise UserError(
-            f"knn with neighbours={settings.neighbours} has only {num_train} training examples: choose fewer"
+            f"knn with neighbours={settings.neighbours} has only {num_train} training examples: "
+            "choose fewer"
         )
 
 

@@ -1,7 +1,9 @@
-"""Linear probe: a logistic regression on frozen features by L-BFGS, its penalty chosen on a part held out of training.
+"""Linear probe: a logistic regression on frozen features by L-BFGS, its penalty chosen on a part
+held out of training.
 
-Features are standardised. A tenth of the training examples is held out for the choice among `PENALTIES`, then all are
-trained on; arXiv 2103.00020 appendix A.3 goes about it alike. Every process does the same on one device of its own.
+Features are standardised. A tenth of the training examples is held out for the choice among
+`PENALTIES`, then all are trained on; arXiv 2103.00020 appendix A.3 goes about it alike. Every
+process does the same on one device of its own.
 """
 
 import functools
@@ -14,7 +16,9 @@ from jax.sharding import Mesh
 
 from vit_jax.evaluate.features import Features
 
-PENALTIES = tuple(10.0**exponent for exponent in range(2, -7, -1))  # of the mean loss, times half the squared norm;
+PENALTIES = tuple(
+    10.0**exponent for exponent in range(2, -7, -1)
+)  # of the mean loss, times half the squared norm;
 # the strongest of equals is taken
 HELD_OUT = 0.1
 STEPS = 200
@@ -23,7 +27,8 @@ STD_EPSILON = 1e-5
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def fit(x, y, num_classes: int, steps: int, l2, weight):
-    """(w [D, K], b [K]) that minimise the weighted mean cross-entropy plus l2 / 2 times the squared norm of w.
+    """(w [D, K], b [K]) that minimise the weighted mean cross-entropy plus l2 / 2 times the squared
+    norm of w.
 
     Args:
       x: float32 [N, D].
@@ -33,7 +38,9 @@ def fit(x, y, num_classes: int, steps: int, l2, weight):
 
     def loss(params):
         w, b = params
-        losses = optax.softmax_cross_entropy_with_integer_labels(jnp.dot(x, w, precision="highest") + b, y)
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            jnp.dot(x, w, precision="highest") + b, y
+        )
         return jnp.sum(losses * weight) / jnp.sum(weight) + 0.5 * l2 * jnp.sum(w**2)
 
     solver = optax.lbfgs()
@@ -78,4 +85,6 @@ def evaluate(train: Features, test: Features, num_classes: int, settings) -> dic
 
         best = max(PENALTIES, key=accuracy)
         params = fit(x, y, num_classes, STEPS, best, np.ones(len(x), np.float32))
-        return dict(linear_probe=float((predict(params, standardised(test)) == test.label).mean()), l2=best)
+        return dict(
+            linear_probe=float((predict(params, standardised(test)) == test.label).mean()), l2=best
+        )

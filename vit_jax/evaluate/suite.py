@@ -1,4 +1,6 @@
-"""The evaluations of a config: opened once, run on any parameters, inside of training and afterwards."""
+"""The evaluations of a config: opened once, run on any parameters, inside of training and
+afterwards.
+"""
 
 import dataclasses
 import functools
@@ -17,7 +19,11 @@ from vit_jax.weights import load as pretrained
 log = logging.getLogger("vit_jax.evaluate")
 
 ON_BATCHES = {"classification": classification.evaluate}
-ON_FEATURES = {"fewshot": fewshot.evaluate, "knn": knn.evaluate, "linear_probe": linear_probe.evaluate}
+ON_FEATURES = {
+    "fewshot": fewshot.evaluate,
+    "knn": knn.evaluate,
+    "linear_probe": linear_probe.evaluate,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +79,11 @@ def open_all(
         key = (*where, split, size, data.crop, data.get("fraction"), data.method, is_classified)
         if key in parts:
             return parts[key]
-        examples = sources.open_rest(config.data) if data.rest else sources.open_source(where[0], split, where[1])
+        examples = (
+            sources.open_rest(config.data)
+            if data.rest
+            else sources.open_source(where[0], split, where[1])
+        )
         if is_classified:
             examples = source.with_classes(examples, class_names, num_classes, f"evals.{name}")
         rows = sharding.local_rows(mesh, size)
@@ -83,8 +93,8 @@ def open_all(
             host.bad.list_in(folder, f"evals.{name}")
         if examples.set_size and not is_classified:
             raise UserError(
-                f"evals.{name} learns from features, for which an image must have one label; those of {where[0]} have "
-                "several: choose other data"
+                f"evals.{name} learns from features, for which an image must have one label; those "
+                f"of {where[0]} have several: choose other data"
             )
         decoded = functools.partial(batches, cache.batches(host), rows, size)
         found = Part(key, decoded, examples.num_examples, examples.labels)
@@ -94,7 +104,9 @@ def open_all(
     for name, entry in config.evals.items():
         is_classified = entry.type in ON_BATCHES
         classes, test = open_part(name, entry.data, entry.data.split, is_classified)
-        train = None if is_classified else open_part(name, entry.data, entry.data.train_split, False)[1]
+        train = (
+            None if is_classified else open_part(name, entry.data, entry.data.train_split, False)[1]
+        )
         if entry.type == "knn":
             knn.check(entry, train.num_examples)
         opened[name] = Evaluation(entry, classes, test, train)
@@ -108,14 +120,26 @@ def make_steps(config, model) -> Steps:
     def features_fn(params, image):
         return pretrained.features(model, params, image)
 
-    classify = classification.make_eval_step(apply_fn, config.loss, model.num_classes, model.normalize)
-    return Steps(jax.jit(classify), jax.jit(features.make_step(features_fn, model.normalize)), model.num_classes)
+    classify = classification.make_eval_step(
+        apply_fn, config.loss, model.num_classes, model.normalize
+    )
+    return Steps(
+        jax.jit(classify),
+        jax.jit(features.make_step(features_fn, model.normalize)),
+        model.num_classes,
+    )
 
 
 def run(
-    opened: dict[str, Evaluation], steps: Steps, params, wanted: Callable[[str], bool], until: Callable = iter
+    opened: dict[str, Evaluation],
+    steps: Steps,
+    params,
+    wanted: Callable[[str], bool],
+    until: Callable = iter,
 ) -> dict[str, float]:
-    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now; `until`: passes their batches on."""
+    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now; `until`: passes
+    their batches on.
+    """
     scalars, held = {}, {}
 
     def batches_of(name: str, part: Part):
@@ -138,5 +162,7 @@ def run(
             both = features_of(name, one.train), features_of(name, one.test)
             result = ON_FEATURES[one.settings.type](*both, one.num_classes, one.settings)
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
-        log.info("eval %s: %s", name, ", ".join(f"{key} {value:.6g}" for key, value in result.items()))
+        log.info(
+            "eval %s: %s", name, ", ".join(f"{key} {value:.6g}" for key, value in result.items())
+        )
     return scalars

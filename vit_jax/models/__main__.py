@@ -1,4 +1,5 @@
-"""A table of the named models: parameters, work, tokens, and the formats that their weights come in.
+"""A table of the named models: parameters, work, tokens, and the formats that their weights come
+in.
 
 python -m vit_jax.models
 """
@@ -25,7 +26,10 @@ RESNETS = ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R
 ROWS = [
     *((variant, {}, FORMATS) for variant in VITS),
     ("So400m/14", dict(pool="map"), ("big_vision", "timm", "ours")),
-    *((variant, dict(distilled=True), ("timm", "hf", "ours")) for variant in ("Ti/16", "S/16", "B/16")),
+    *(
+        (variant, dict(distilled=True), ("timm", "hf", "ours"))
+        for variant in ("Ti/16", "S/16", "B/16")
+    ),
     *((variant, {}, ("published", "ours")) for variant in HYBRIDS),
     *((f"Mixer-{size}", {}, ("published", "big_vision", "ours")) for size in MIXERS),
     *((variant, {}, ("published", "ours")) for variant in RESNETS),
@@ -35,7 +39,10 @@ ROWS = [
 def num_params(model) -> int:
     """Parameters of a model, from shapes alone."""
     image = jnp.zeros((1, *model.image_size, 3))
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0), image))))
+    return sum(
+        leaf.size
+        for leaf in jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0), image)))
+    )
 
 
 def line(cells) -> str:
@@ -47,7 +54,15 @@ def row(variant: str, options: dict, formats: tuple[str, ...]) -> str:
     name = ", ".join([f"`{variant}`", *(f"`{key}={value!r}`" for key, value in options.items())])
     tokens = math.prod(model.grid) + model.num_prefix
     flops = f"{model_flops(model) / 1e9:,.2f}"
-    return line([name, f"{num_params(model):,}", flops, str(tokens), *("x" if f in formats else "" for f in FORMATS)])
+    return line(
+        [
+            name,
+            f"{num_params(model):,}",
+            flops,
+            str(tokens),
+            *("x" if f in formats else "" for f in FORMATS),
+        ]
+    )
 
 
 def table() -> str:

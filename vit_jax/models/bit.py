@@ -1,13 +1,15 @@
-"""The ResNets of BiT (arXiv 1912.11370): pre-activation bottlenecks, GroupNorm and weight standardisation.
+"""The ResNets of BiT (arXiv 1912.11370): pre-activation bottlenecks, GroupNorm and weight
+standardisation.
 
-Parameter names are those of big_vision's `bit_paper`, close to the hybrids': `root_block/conv_root/kernel`,
-`block1/unit01/{gn1,gn2,gn3}/{scale,bias}`, `.../{conv1,conv2,conv3,conv_proj}/kernel`, `norm-pre-head/{scale,bias}`,
-`head/{kernel,bias}`. The published files spell them as TensorFlow's scopes:
-`vit_jax.weights.formats.bit` maps both ways.
+Parameter names are those of big_vision's `bit_paper`, close to the hybrids':
+`root_block/conv_root/kernel`, `block1/unit01/{gn1,gn2,gn3}/{scale,bias}`,
+`.../{conv1,conv2,conv3,conv_proj}/kernel`, `norm-pre-head/{scale,bias}`, `head/{kernel,bias}`. The
+published files spell them as TensorFlow's scopes: `vit_jax.weights.formats.bit` maps both ways.
 
-What differs from the hybrids' stem (`vit_jax.models.resnet`), which is a ResNet v1: the units normalise before they
-convolve, and the shortcut is not normalised; GroupNorm's epsilon is 1e-5 and its variance is that of the centred
-values; weight standardisation adds 1e-10 to the variance, not 1e-5 to the standard deviation; padding is symmetric.
+What differs from the hybrids' stem (`vit_jax.models.resnet`), which is a ResNet v1: the units
+normalise before they convolve, and the shortcut is not normalised; GroupNorm's epsilon is 1e-5 and
+its variance is that of the centred values; weight standardisation adds 1e-10 to the variance, not
+1e-5 to the standard deviation; padding is symmetric.
 """
 
 import functools
@@ -20,8 +22,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.classifier import Classifier
 
-# What stands around the image where the max-pool of the root reaches beyond it. zeros: the code that the published
-# weights come from (big_transfer). lowest: minus infinity, as in big_vision; it matters where all inputs are negative.
+# What stands around the image where the max-pool of the root reaches beyond it. zeros: the code
+# that the published weights come from (big_transfer). lowest: minus infinity, as in big_vision; it
+# matters where all inputs are negative.
 POOL_PADDINGS = ("zeros", "lowest")
 
 GROUPS = 32
@@ -31,11 +34,15 @@ std_conv = functools.partial(resnet.std_conv, std_eps=0.0, var_eps=1e-10)
 
 def norm_relu(x, name: str, dtype):
     """GroupNorm and ReLU; call inside a compact method. x: [batch, H, W, C]."""
-    return nn.relu(nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, dtype=dtype, name=name)(x))
+    return nn.relu(
+        nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, dtype=dtype, name=name)(x)
+    )
 
 
 class RootBlock(nn.Module):
-    """7x7 convolution of stride 2 and max-pool of stride 2: [batch, H, W, 3] -> [batch, H / 4, W / 4, width]."""
+    """7x7 convolution of stride 2 and max-pool of stride 2: [batch, H, W, 3] -> [batch, H / 4, W /
+    4, width].
+    """
 
     width: int
     pool_padding: str = "zeros"
@@ -50,7 +57,8 @@ class RootBlock(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Pre-activation bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut where the shape changes.
+    """Pre-activation bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut where the shape
+    changes.
 
     [batch, H, W, in] -> [batch, H / stride, W / stride, 4 * features]
     """
@@ -83,7 +91,9 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, x):
         for i in range(self.units):
-            unit = ResidualUnit(self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1:02d}")
+            unit = ResidualUnit(
+                self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1:02d}"
+            )
             x = sharding.constrain(unit(x), "batch", None, None, "embed")
         self.sow("intermediates", "output", x)
         return x
@@ -92,9 +102,9 @@ class Stage(nn.Module):
 class ResNet(Classifier):
     """Image [batch, H, W, 3] normalised as `preprocess` says -> logits [batch, classes] float32.
 
-    With `num_classes=0` it returns what the head reads, [batch, width]. Any image size will do: nothing depends on the
-    position. Intermediates (`mutable=["intermediates"]`): root output, the output of every stage, the last feature map
-    as the pooling reads it, pre_logits.
+    With `num_classes=0` it returns what the head reads, [batch, width]. Any image size will do:
+    nothing depends on the position. Intermediates (`mutable=["intermediates"]`): root output, the
+    output of every stage, the last feature map as the pooling reads it, pre_logits.
     """
 
     units: tuple[int, ...] = (3, 4, 6, 3)  # bottlenecks by stage
@@ -130,14 +140,17 @@ class ResNet(Classifier):
         super().check()
         if self.pool_padding not in POOL_PADDINGS:
             raise UserError(
-                f"model pool_padding {self.pool_padding!r} is unknown: use one of {', '.join(POOL_PADDINGS)}"
+                f"model pool_padding {self.pool_padding!r} is unknown: use one of "
+                f"{', '.join(POOL_PADDINGS)}"
             )
         if not self.units or min(self.units) < 1:
-            raise UserError(f"model units {self.units} must be one or more stages of at least 1 bottleneck each")
+            raise UserError(
+                f"model units {self.units} must be one or more stages of at least 1 bottleneck each"
+            )
         if self.stem_width < GROUPS or self.stem_width % GROUPS:
             raise UserError(
-                f"model width_factor {self.width_factor} gives {self.stem_width} features, which GroupNorm can't "
-                f"divide into {GROUPS} groups: use a multiple of {GROUPS / 64}"
+                f"model width_factor {self.width_factor} gives {self.stem_width} features, which "
+                f"GroupNorm can't divide into {GROUPS} groups: use a multiple of {GROUPS / 64}"
             )
 
     @nn.compact

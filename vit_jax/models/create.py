@@ -20,7 +20,10 @@ def pair(size) -> tuple[int, int]:
     """(height, width) from one side or both; anything else is a UserError."""
     sides = tuple(size) if isinstance(size, list | tuple | np.ndarray) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int | np.integer) for side in sides):
-        raise UserError(f"size {size!r} is neither a whole number nor a pair of them (height, width): correct it")
+        raise UserError(
+            f"size {size!r} is neither a whole number nor a pair of them (height, width): correct "
+            "it"
+        )
     return int(sides[0]), int(sides[1])
 
 
@@ -28,14 +31,16 @@ def field_names(architecture: str) -> set[str]:
     return set(ARCHITECTURES[architecture].__dataclass_fields__) - {"parent", "name"}
 
 
-def create(variant: str | None = None, num_classes: int = 1000, image_size=224, **overrides) -> Classifier:
+def create(
+    variant: str | None = None, num_classes: int = 1000, image_size=224, **overrides
+) -> Classifier:
     """Builds the module for a named variant; every field of its class may be overridden.
 
     Args:
       variant: a name that `variants.decode` knows, or None to give every size by keyword.
       image_size: side in pixels, or (height, width).
-      **overrides: fields; `architecture` is one of `ARCHITECTURES`; `pre_logits=True` means as wide as the model, sizes
-        may be one int, dtypes may be names.
+      **overrides: fields; `architecture` is one of `ARCHITECTURES`; `pre_logits=True` means as wide
+        as the model, sizes may be one int, dtypes may be names.
 
     Raises:
       UserError: unknown variant or field, or values that do not fit together.
@@ -47,18 +52,27 @@ def create(variant: str | None = None, num_classes: int = 1000, image_size=224, 
     fields |= overrides | dict(num_classes=num_classes, image_size=image_size)
     architecture = fields.pop("architecture", "vit")
     if architecture not in ARCHITECTURES:
-        raise UserError(f"unknown architecture {architecture!r}: use one of {', '.join(ARCHITECTURES)}")
+        raise UserError(
+            f"unknown architecture {architecture!r}: use one of {', '.join(ARCHITECTURES)}"
+        )
     known = field_names(architecture)
     if unknown := sorted(set(fields) - known):
-        raise UserError(f"unknown model field {unknown[0]!r} of {architecture}: known are {', '.join(sorted(known))}")
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        raise UserError(
+            f"unknown model field {unknown[0]!r} of {architecture}: known are "
+            f"{', '.join(sorted(known))}"
+        )
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
     fields |= {name: pair(fields[name]) for name in PAIRS if name in fields}
     for name in DTYPES:
         if name in fields:
             try:
                 fields[name] = jnp.dtype(fields[name])
             except TypeError:
-                raise UserError(f"model {name} {fields[name]!r} is unknown: use float32 or bfloat16") from None
+                raise UserError(
+                    f"model {name} {fields[name]!r} is unknown: use float32 or bfloat16"
+                ) from None
     if fields.get("pre_logits") is True:
         fields["pre_logits"] = fields.get("width", vit.VisionTransformer.width)
     model = ARCHITECTURES[architecture](**fields)
@@ -81,9 +95,13 @@ def abstract_params(model: Classifier) -> dict:
 
 @functools.lru_cache(maxsize=8)
 def traced(model: Classifier) -> dict:
-    """As `abstract_params`, the same tree again for the same model: tracing twelve layers takes half a second."""
+    """As `abstract_params`, the same tree again for the same model: tracing twelve layers takes
+    half a second.
+    """
     if hasattr(model, "attention"):
-        model = model.clone(attention="auto")  # shapes do not depend on it, and here is no platform to run it on
+        model = model.clone(
+            attention="auto"
+        )  # shapes do not depend on it, and here is no platform to run it on
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return jax.eval_shape(model.init, jax.random.key(0), image)["params"]

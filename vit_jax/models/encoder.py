@@ -1,4 +1,6 @@
-"""The transformer encoder: blocks of attention and MLP, unrolled or scanned, by the names of the published weights."""
+"""The transformer encoder: blocks of attention and MLP, unrolled or scanned, by the names of the
+published weights.
+"""
 
 import flax.linen as nn
 import jax
@@ -11,28 +13,34 @@ from vit_jax.models.ops import einsum, precision
 from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
 
-# What remat keeps of the forward pass; everything else is computed again in the backward pass. By the names to keep.
+# What remat keeps of the forward pass; everything else is computed again in the backward pass. By
+# the names to keep.
 REMAT_POLICIES = {
     "none": lambda names: None,
     "names": lambda names: jax.checkpoint_policies.save_only_these_names(*names),
     "dots": lambda names: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": lambda names: jax.checkpoint_policies.nothing_saveable,
 }
-# Results inside of a block: of the three projections, of attention before its last projection, of the MLP's first.
+# Results inside of a block: of the three projections, of attention before its last projection, of
+# the MLP's first.
 REMAT_NAMES = ("query", "key", "value", "attended", "hidden")
 # Rate of stochastic depth in the layers, from the `share` of the depth that lies before them.
 DROPPATH_SHAPES = {
     "linear": lambda rate, share: rate * share,
     "constant": lambda rate, share: rate * jnp.ones_like(share),
 }
-GELUS = {"tanh": lambda x: nn.gelu(x, approximate=True), "erf": lambda x: nn.gelu(x, approximate=False)}
+GELUS = {
+    "tanh": lambda x: nn.gelu(x, approximate=True),
+    "erf": lambda x: nn.gelu(x, approximate=False),
+}
 
 xavier = nn.initializers.xavier_uniform()
 small = nn.initializers.normal(1e-6)
 
 
 def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed"):
-    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is returned.
+    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is
+    returned.
 
     x: [batch, length, embed], or another logical axis as the `last`.
     """
@@ -44,7 +52,9 @@ def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed")
 
 
 def droppath(x, noise: dict | None, index: int):
-    """Stochastic depth (arXiv 1603.09382): drops the whole residual branch per example. x: [batch, length, embed]."""
+    """Stochastic depth (arXiv 1603.09382): drops the whole residual branch per example. x: [batch,
+    length, embed].
+    """
     if noise is None or noise["droppath"] is None:
         return x
     keep = 1.0 - noise["droppath"]
@@ -53,7 +63,9 @@ def droppath(x, noise: dict | None, index: int):
 
 
 class LayerScale(nn.Module):
-    """Multiplies every channel by a learned factor (CaiT, arXiv 2103.17239): [batch, length, embed] -> the same."""
+    """Multiplies every channel by a learned factor (CaiT, arXiv 2103.17239): [batch, length, embed]
+    -> the same.
+    """
 
     initial: float
     dtype: jnp.dtype = jnp.float32
@@ -84,11 +96,14 @@ class MlpBlock(nn.Module):
 
 
 class HeadProjection(nn.Module):
-    """A layer onto heads: [batch, length, embed] -> [batch, length, heads, kv], with nn.DenseGeneral's parameters.
+    """A layer onto heads: [batch, length, embed] -> [batch, length, heads, kv], with
+    nn.DenseGeneral's parameters.
 
-    Its products are those of matrices [embed, heads * kv]. With an axis of heads, TPUs pad the gradient's 64 channels
-    to 128 where fsdp shards it, which takes twice the time: by the compiler's cycles, a step of L/16 on v5e:8x8 takes
-    384.8 Mcycles with nn.DenseGeneral and JAX's derivative of attention, and 332.0 with this and `kernels.einsum`.
+    Its products are those of matrices [embed, heads * kv]. With an axis of heads, TPUs pad the
+    gradient's 64 channels
+    to 128 where fsdp shards it, which takes twice the time: by the compiler's cycles, a step of
+    L/16 on v5e:8x8 takes 384.8 Mcycles with nn.DenseGeneral and JAX's derivative of attention, and
+    332.0 with this and `kernels.einsum`.
     """
 
     heads: int
@@ -102,7 +117,9 @@ class HeadProjection(nn.Module):
 
         kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
-        kernel = kernel.astype(precision.layer_dtype(self.dtype)).reshape(x.shape[-1], self.heads * self.kv)
+        kernel = kernel.astype(precision.layer_dtype(self.dtype)).reshape(
+            x.shape[-1], self.heads * self.kv
+        )
         y = precision.matmul(x, precision.gradient_as_is(kernel), self.dtype) + bias.astype(
             precision.layer_dtype(self.dtype)
         ).reshape(-1)
@@ -110,10 +127,12 @@ class HeadProjection(nn.Module):
 
 
 class MultiHeadDotProductAttention(nn.Module):
-    """Attention of `x` to `context`: [batch, length, embed], [batch, other, embed] -> [batch, length, embed].
+    """Attention of `x` to `context`: [batch, length, embed], [batch, other, embed] -> [batch,
+    length, embed].
 
-    With `relative`, the distance between query and key has an embedding that acts as a second key (arXiv 2010.11929
-    appendix D.4). This, and who asks for the weights (`mutable=["intermediates"]`), takes einsum whatever `attention`.
+    With `relative`, the distance between query and key has an embedding that acts as a second key
+    (arXiv 2010.11929 appendix D.4). This, and who asks for the weights
+    (`mutable=["intermediates"]`), takes einsum whatever `attention`.
     """
 
     num_heads: int
@@ -143,11 +162,15 @@ class MultiHeadDotProductAttention(nn.Module):
         else:
             y = kernels.attention(query, key, value, self.dtype, self.softmax_dtype, self.attention)
         y = checkpoint_name(y, "attended")
-        return nn.DenseGeneral(width, axis=(-2, -1), kernel_init=xavier, name="out", **precision.layer(self.dtype))(y)
+        return nn.DenseGeneral(
+            width, axis=(-2, -1), kernel_init=xavier, name="out", **precision.layer(self.dtype)
+        )(y)
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm block (arXiv 2010.11929 equations 2 and 3): [batch, length, embed] -> [batch, length, embed]."""
+    """Pre-norm block (arXiv 2010.11929 equations 2 and 3): [batch, length, embed] -> [batch,
+    length, embed].
+    """
 
     mlp_dim: int
     num_heads: int
@@ -186,14 +209,18 @@ class EncoderBlock(nn.Module):
         x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
         y = norm("LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
-        x = sharding.constrain(x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed")
+        x = sharding.constrain(
+            x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed"
+        )
         x = precision.in_memory(x, 0, 1, 2)
         self.sow("intermediates", "output", x)
         return x
 
 
 class Encoder(nn.Module):
-    """`depth` blocks, unrolled or scanned, and the final LayerNorm: [batch, length, embed] -> the same."""
+    """`depth` blocks, unrolled or scanned, and the final LayerNorm: [batch, length, embed] -> the
+    same.
+    """
 
     depth: int
     mlp_dim: int
@@ -219,22 +246,35 @@ class Encoder(nn.Module):
         """Keys [depth] and drop rates [depth] of the layers."""
         if key is None:
             return None
-        rates = DROPPATH_SHAPES[self.droppath_shape](self.droppath, jnp.arange(self.depth) / max(self.depth - 1, 1))
-        return dict(key=jax.random.split(key, self.depth), droppath=rates if self.droppath else None)
+        rates = DROPPATH_SHAPES[self.droppath_shape](
+            self.droppath, jnp.arange(self.depth) / max(self.depth - 1, 1)
+        )
+        return dict(
+            key=jax.random.split(key, self.depth), droppath=rates if self.droppath else None
+        )
 
     def make_block(self, name: str, posemb: dict | None) -> EncoderBlock:
         block = EncoderBlock
         if self.remat != "none":
-            # Under scan the barrier against common-subexpression elimination only costs: the loop is one already.
-            block = nn.remat(block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat](self.remat_names))
+            # Under scan the barrier against common-subexpression elimination only costs: the loop
+            # is one already.
+            block = nn.remat(
+                block,
+                prevent_cse=not self.scan,
+                policy=REMAT_POLICIES[self.remat](self.remat_names),
+            )
         fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
         shared = {field: getattr(self, field) for field in fields}
         relative = self.posemb == "relative"
-        return block(self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name)
+        return block(
+            self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name
+        )
 
     @nn.compact
     def __call__(self, x, grid: tuple[int, int], key=None):
-        """`grid`: patch tokens by (height, width), behind `num_prefix` others; `key`: of dropout, None to evaluate."""
+        """`grid`: patch tokens by (height, width), behind `num_prefix` others; `key`: of dropout,
+        None to evaluate.
+        """
         own, position = None, None
         if self.posemb in ("learn", "learn2d"):
             own = dict(kind=self.posemb, grid=grid, num_prefix=self.num_prefix, width=x.shape[-1])
@@ -280,7 +320,9 @@ class MAPHead(nn.Module):
         probe = self.param("probe", xavier, (1, 1, x.shape[-1])).astype(x.dtype)
         probe = jnp.tile(probe, (x.shape[0], 1, 1))
         fields = dict(dtype=self.dtype, softmax_dtype=self.softmax_dtype, attention=self.attention)
-        x = MultiHeadDotProductAttention(self.num_heads, **fields, name="MultiHeadDotProductAttention_0")(probe, x)
+        x = MultiHeadDotProductAttention(
+            self.num_heads, **fields, name="MultiHeadDotProductAttention_0"
+        )(probe, x)
         y = LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="LayerNorm_0")(x)
         y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
         return (x + y)[:, 0]

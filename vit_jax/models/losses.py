@@ -8,8 +8,8 @@ import optax
 def softmax_xent(logits, labels, kl=False):
     """Softmax cross-entropy: logits, labels [batch, classes] -> [batch].
 
-    With `kl`, less the entropy of the labels (parts below 1e-8 taken as that): the Kullback-Leibler divergence, with
-    the same gradient, and 0 where soft labels are met exactly.
+    With `kl`, less the entropy of the labels (parts below 1e-8 taken as that): the Kullback-Leibler
+    divergence, with the same gradient, and 0 where soft labels are met exactly.
     """
     loss = optax.softmax_cross_entropy(logits, labels)
     return loss + jnp.sum(labels * jnp.log(jnp.maximum(labels, 1e-8)), axis=-1) if kl else loss
@@ -18,24 +18,34 @@ def softmax_xent(logits, labels, kl=False):
 def sigmoid_xent(logits, labels):
     """Binary cross-entropy summed over classes: logits, labels [batch, classes] -> [batch].
 
-    Source: the authors' loss for ImageNet-21k and JFT (google-research/vision_transformer issue 34).
+    Source: the authors' loss for ImageNet-21k and JFT (google-research/vision_transformer issue
+      34).
     """
-    return -jnp.sum(labels * jax.nn.log_sigmoid(logits) + (1.0 - labels) * jax.nn.log_sigmoid(-logits), axis=-1)
+    return -jnp.sum(
+        labels * jax.nn.log_sigmoid(logits) + (1.0 - labels) * jax.nn.log_sigmoid(-logits), axis=-1
+    )
 
 
 def multilabel_xent(logits, labels):
-    """Binary cross-entropy of "is any of this class in the image", mean over classes: [batch, classes] -> [batch].
+    """Binary cross-entropy of "is any of this class in the image", mean over classes: [batch,
+    classes] -> [batch].
 
-    Every class that has a part of the label counts in full. Source: engine.py of DeiT III (arXiv 2204.07118), after
-    arXiv 2110.00476.
+    Every class that has a part of the label counts in full. Source: engine.py of DeiT III (arXiv
+    2204.07118), after arXiv 2110.00476.
     """
     return sigmoid_xent(logits, (labels > 0).astype(logits.dtype)) / labels.shape[-1]
 
 
 def targets(label, num_classes: int):
-    """Labels int32 [batch], or sets of them [batch, set] padded with -1, as float32 [batch, classes] of 0 and 1."""
+    """Labels int32 [batch], or sets of them [batch, set] padded with -1, as float32 [batch,
+    classes] of 0 and 1.
+    """
     one_hot = jax.nn.one_hot(label, num_classes)
     return one_hot if label.ndim == 1 else one_hot.max(axis=1)
 
 
-LOSSES = {"softmax_xent": softmax_xent, "sigmoid_xent": sigmoid_xent, "multilabel_xent": multilabel_xent}
+LOSSES = {
+    "softmax_xent": softmax_xent,
+    "sigmoid_xent": sigmoid_xent,
+    "multilabel_xent": multilabel_xent,
+}

@@ -1,4 +1,6 @@
-"""The MLP-Mixer (arXiv 2105.01601): two MLPs per layer, one across tokens. Parameter names are the published ones."""
+"""The MLP-Mixer (arXiv 2105.01601): two MLPs per layer, one across tokens. Parameter names are the
+published ones.
+"""
 
 import flax.linen as nn
 import jax
@@ -50,9 +52,10 @@ class MixerBlock(nn.Module):
 class MlpMixer(Classifier):
     """Image [batch, H, W, 3] normalised as `preprocess` says -> logits [batch, classes] float32.
 
-    With `num_classes=0` it returns what the head reads, [batch, embed]. The token-mixing MLPs have weights for each
-    position, so a model runs at one number of tokens. Intermediates (`mutable=["intermediates"]`): embedded tokens, the
-    output of every block, encoded tokens, pre_logits.
+    With `num_classes=0` it returns what the head reads, [batch, embed]. The token-mixing MLPs have
+    weights for each position, so a model runs at one number of tokens. Intermediates
+    (`mutable=["intermediates"]`): embedded tokens, the output of every block, encoded tokens,
+    pre_logits.
     """
 
     width: int = 768
@@ -74,33 +77,46 @@ class MlpMixer(Classifier):
     @property
     def grid(self) -> tuple[int, int]:
         """Tokens by (height, width) at `image_size`: a border that fills no patch is padded (SAME)."""
-        h, w = (-(-side // patch) for side, patch in zip(self.image_size, self.patch_size, strict=True))
+        h, w = (
+            -(-side // patch) for side, patch in zip(self.image_size, self.patch_size, strict=True)
+        )
         return h, w
 
     def check_tokens(self, grid: tuple[int, int]) -> None:
         """Raises UserError where the parameters mix another number of tokens than the image gives."""
         block = self.variables.get("params", {}).get("MixerBlock_0")
-        held = grid[0] * grid[1] if block is None else block["token_mixing"]["Dense_0"]["kernel"].shape[0]
+        held = (
+            grid[0] * grid[1]
+            if block is None
+            else block["token_mixing"]["Dense_0"]["kernel"].shape[0]
+        )
         if grid[0] * grid[1] != held:
             raise UserError(
-                f"the image gives {grid[0]} x {grid[1]} patch tokens, but the token mixing of the model was trained "
-                f"for {held}, and can't be resampled: use images of the size that it was trained at"
+                f"the image gives {grid[0]} x {grid[1]} patch tokens, but the token mixing of the "
+                f"model was trained for {held}, and can't be resampled: use images of the size "
+                "that it was trained at"
             )
 
     @nn.compact
     def __call__(self, image, train: bool = False):
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
         layer = precision.patch_layer(self.dtype)
-        x = nn.Conv(self.width, self.patch_size, self.patch_size, padding="SAME", name="stem", **layer)(x)
+        x = nn.Conv(
+            self.width, self.patch_size, self.patch_size, padding="SAME", name="stem", **layer
+        )(x)
         batch, *grid, _ = x.shape
         self.check_tokens(tuple(grid))
-        x = sharding.constrain(x.reshape(batch, grid[0] * grid[1], self.width), "batch", "length", "embed")
+        x = sharding.constrain(
+            x.reshape(batch, grid[0] * grid[1], self.width), "batch", "length", "embed"
+        )
         self.sow("intermediates", "tokens", x)
         key = self.make_rng("dropout") if train and self.droppath else None
         for i in range(self.depth):
             rate = self.droppath * i / max(self.depth - 1, 1)
             noise = dict(key=jax.random.fold_in(key, i), droppath=rate) if key is not None else None
-            block = MixerBlock(self.tokens_mlp_dim, self.channels_mlp_dim, self.dtype, name=f"MixerBlock_{i}")
+            block = MixerBlock(
+                self.tokens_mlp_dim, self.channels_mlp_dim, self.dtype, name=f"MixerBlock_{i}"
+            )
             x = block(x, noise)
         x = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="pre_head_layer_norm")(x)
         self.sow("intermediates", "encoded", x)

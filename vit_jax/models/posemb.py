@@ -5,33 +5,40 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 
-# learn: one row per token (1-D). learn2d: half of the width for the row, half for the column. relative: by the distance
-# between tokens, inside attention. sincos2d: fixed.
+# learn: one row per token (1-D). learn2d: half of the width for the row, half for the column.
+# relative: by the distance between tokens, inside attention. sincos2d: fixed.
 KINDS = ("learn", "learn2d", "relative", "sincos2d", "none")
-# Where the learned ones are added: once after the stem, to the input of every layer, or there from shared parameters.
+# Where the learned ones are added: once after the stem, to the input of every layer, or there from
+# shared parameters.
 PLACES = ("stem", "every", "shared")
 
 init = nn.initializers.normal(0.02)
 
 
 def sincos2d(grid: tuple[int, int], width: int, dtype):
-    """Fixed 2D sine-cosine embedding of MoCo v3 (arXiv 2104.02057) as in arXiv 2205.01580: [1, h * w, width]."""
+    """Fixed 2D sine-cosine embedding of MoCo v3 (arXiv 2104.02057) as in arXiv 2205.01580: [1, h *
+    w, width].
+    """
     if width % 4:
         raise UserError(f"posemb 'sincos2d' needs a width that is a multiple of 4, got {width}")
     y, x = jnp.mgrid[: grid[0], : grid[1]]
     omega = 1.0 / 10_000 ** (jnp.arange(width // 4) / max(width // 4 - 1, 1))
     y, x = y.reshape(-1, 1) * omega, x.reshape(-1, 1) * omega  # [h * w, width / 4]
-    return jnp.concatenate([jnp.sin(x), jnp.cos(x), jnp.sin(y), jnp.cos(y)], axis=1)[None].astype(dtype)
+    return jnp.concatenate([jnp.sin(x), jnp.cos(x), jnp.sin(y), jnp.cos(y)], axis=1)[None].astype(
+        dtype
+    )
 
 
 def held_param(module: nn.Module, name: str, shape: tuple[int, ...], given: str):
-    """A parameter whose shape hangs on the image; held with another one, it is an error that says so."""
+    """A parameter whose shape hangs on the image; held with another one, it is an error that says
+    so.
+    """
     if module.has_variable("params", name):
         found = module.get_variable("params", name).shape
         if found != shape:
             raise UserError(
-                f"the image gives {given}, which takes a {name} of {shape}, but the model has {found}: load the "
-                "weights with image_size= to resample it"
+                f"the image gives {given}, which takes a {name} of {shape}, but the model has "
+                f"{found}: load the weights with image_size= to resample it"
             )
     return module.param(name, init, shape)
 
@@ -58,10 +65,14 @@ class PositionEmbedding(nn.Module):
         patches = jnp.concatenate(patches, axis=-1).reshape(1, h * w, self.width)
         if not self.num_prefix:
             return patches
-        return jnp.concatenate([self.held("pos_embedding_prefix", (1, self.num_prefix, self.width)), patches], axis=1)
+        return jnp.concatenate(
+            [self.held("pos_embedding_prefix", (1, self.num_prefix, self.width)), patches], axis=1
+        )
 
 
 def offsets(length: int):
-    """Index of the embedding of every distance between a query and a key, p_q - p_k + length - 1: [length, length]."""
+    """Index of the embedding of every distance between a query and a key, p_q - p_k + length - 1:
+    [length, length].
+    """
     position = jnp.arange(length)
     return position[:, None] - position[None, :] + length - 1

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 
 
 class StdConv(nn.Conv):
-    """Convolution whose kernel is standardised at use, per output channel (arXiv 1903.10520); the stored one stays raw.
+    """Convolution whose kernel is standardised at use, per output channel (arXiv 1903.10520); the
+    stored one stays raw.
 
-    The published weights of the hybrids add their epsilon to the standard deviation, those of BiT to the variance.
+    The published weights of the hybrids add their epsilon to the standard deviation, those of BiT
+    to the variance.
     """
 
     std_eps: float = 1e-5
@@ -21,8 +23,19 @@ class StdConv(nn.Conv):
         return (value - mean) / (jnp.sqrt(var + self.var_eps) + self.std_eps)
 
 
-def std_conv(features: int, side: int, name: str, dtype, stride: int = 1, padding="SAME", **eps) -> StdConv:
-    return StdConv(features, (side, side), (stride, stride), padding, use_bias=False, dtype=dtype, name=name, **eps)
+def std_conv(
+    features: int, side: int, name: str, dtype, stride: int = 1, padding="SAME", **eps
+) -> StdConv:
+    return StdConv(
+        features,
+        (side, side),
+        (stride, stride),
+        padding,
+        use_bias=False,
+        dtype=dtype,
+        name=name,
+        **eps,
+    )
 
 
 class ResidualUnit(nn.Module):
@@ -59,12 +72,15 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, x):
         for i in range(self.units):
-            x = ResidualUnit(self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1}")(x)
+            x = ResidualUnit(
+                self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1}"
+            )(x)
         return x
 
 
 def stem(image, units: tuple[int, ...], width: int, dtype):
-    """Root (7x7 stride 2, max-pool stride 2), then one stage per entry of `units`; call inside a compact method.
+    """Root (7x7 stride 2, max-pool stride 2), then one stage per entry of `units`; call inside a
+    compact method.
 
     [batch, H, W, 3] -> [batch, H / s, W / s, C] with s = 4 * 2^(stages - 1), or 4 without stages.
     """

@@ -1,12 +1,13 @@
-"""The named sizes: "B/16" -> width, depth, mlp_dim, num_heads, patch_size; "R50+B/16" adds a ResNet stem.
+"""The named sizes: "B/16" -> width, depth, mlp_dim, num_heads, patch_size; "R50+B/16" adds a ResNet
+stem.
 
 "Mixer-B/16" and "R50x1" (a ResNet of BiT) name other architectures.
 """
 
 import re
 
-# name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table 2. B, L, H: arXiv
-# 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
+# name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table
+# 2. B, L, H: arXiv 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
 SIZES = {
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
@@ -18,9 +19,10 @@ SIZES = {
     "G": (1664, 48, 8192, 16),
 }
 
-# (stem, stride of the name): (bottleneck units by stage, patch side on the stem's output). The third stage of "R50 /16"
-# holds the units of stages 3 and 4 of a ResNet-50 (arXiv 2010.11929 section 4.1). "R+Ti/16" is the published name of a
-# stem of stride 4 followed by patches of 8 (arXiv 2106.10270).
+# (stem, stride of the name): (bottleneck units by stage, patch side on the stem's output). The
+# third stage of "R50 /16" holds the units of stages 3 and 4 of a ResNet-50 (arXiv 2010.11929
+# section 4.1). "R+Ti/16" is the published name of a stem of stride 4 followed by patches of 8
+# (arXiv 2106.10270).
 STEMS = {
     ("R", 16): ((), 8),
     ("R26", 32): ((2, 2, 2, 2), 1),
@@ -36,7 +38,8 @@ MIXERS = {
     "H": (1280, 32, 640, 5120),
 }
 
-# Bottlenecks by stage of the ResNets (arXiv 1512.03385 table 1). "R50x3" is three times as wide (arXiv 1912.11370).
+# Bottlenecks by stage of the ResNets (arXiv 1512.03385 table 1). "R50x3" is three times as wide
+# (arXiv 1912.11370).
 RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3)}
 
 _VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
@@ -45,10 +48,12 @@ _RESNET = re.compile(r"(?P<depth>R\d+)x(?P<factor>\d+)")
 
 
 def decode(variant: str) -> dict:
-    """Turns a name into constructor arguments; `architecture` is among them where it is not a ViT's.
+    """Turns a name into constructor arguments; `architecture` is among them where it is not a
+    ViT's.
 
     Raises:
-      ValueError: the name is not SIZE/PATCH, STEM+SIZE/PATCH, Mixer-SIZE/PATCH or RESNETxFACTOR with a known size.
+      ValueError: the name is not SIZE/PATCH, STEM+SIZE/PATCH, Mixer-SIZE/PATCH or RESNETxFACTOR
+        with a known size.
     """
     if match := _MIXER.fullmatch(variant):
         return decode_mixer(variant, match)
@@ -57,8 +62,8 @@ def decode(variant: str) -> dict:
     match = _VIT.fullmatch(variant)
     if match is None or match["size"] not in SIZES or int(match["patch"]) == 0:
         raise ValueError(
-            f"unknown variant {variant!r}: use SIZE/PATCH such as 'B/16' or STEM+SIZE/PATCH such as 'R50+B/16', "
-            f"with SIZE one of {', '.join(SIZES)}; or 'Mixer-B/16', or 'R50x1'"
+            f"unknown variant {variant!r}: use SIZE/PATCH such as 'B/16' or STEM+SIZE/PATCH such "
+            f"as 'R50+B/16', with SIZE one of {', '.join(SIZES)}; or 'Mixer-B/16', or 'R50x1'"
         )
     width, depth, mlp_dim, num_heads = SIZES[match["size"]]
     patch, stem = int(match["patch"]), {}
@@ -68,7 +73,14 @@ def decode(variant: str) -> dict:
             raise ValueError(f"unknown stem in variant {variant!r}: known are {known}")
         units, patch = STEMS[match["stem"], patch]
         stem = {"stem_units": units}
-    return dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads, patch_size=(patch, patch), **stem)
+    return dict(
+        width=width,
+        depth=depth,
+        mlp_dim=mlp_dim,
+        num_heads=num_heads,
+        patch_size=(patch, patch),
+        **stem,
+    )
 
 
 def decode_mixer(variant: str, match: re.Match) -> dict:
@@ -85,4 +97,6 @@ def decode_resnet(variant: str, match: re.Match) -> dict:
     if match["depth"] not in RESNETS or int(match["factor"]) == 0:
         known = ", ".join(f"{depth}x..." for depth in RESNETS)
         raise ValueError(f"unknown variant {variant!r}: known ResNets are {known}, such as 'R50x1'")
-    return dict(architecture="bit", units=RESNETS[match["depth"]], width_factor=int(match["factor"]))
+    return dict(
+        architecture="bit", units=RESNETS[match["depth"]], width_factor=int(match["factor"])
+    )

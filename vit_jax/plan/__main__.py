@@ -1,4 +1,5 @@
-"""Compiles the training step of a config for a TPU pod that is not at hand, and says what it would take.
+"""Compiles the training step of a config for a TPU pod that is not at hand, and says what it would
+take.
 
 python -m vit_jax.plan --config=FILE.py[:ARG] --topology=v5e:16x16 [--num_slices=N] [--search] [--config.KEY=VALUE ...]
 """
@@ -13,19 +14,42 @@ from vit_jax.plan import topology
 
 
 def parse(argv: list[str]):
-    parser = cli.ArgumentParser("vit_jax.plan", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
+    parser = cli.ArgumentParser(
+        "vit_jax.plan", description=__doc__.split("\n")[0], allow_abbrev=False
     )
-    parser.add_argument("--topology", default="", metavar="CHIP:AxB", help="pod (default: config.topology)")
-    parser.add_argument("--num_slices", type=int, default=1, metavar="N", help="pods, joined by the slow network")
-    parser.add_argument("--hbm_gib", type=float, metavar="X", help="memory per chip (default: the chip's)")
-    parser.add_argument("--search", action="store_true", help="find the fastest mesh, remat, scan and microbatches")
-    parser.add_argument("--max_compiles", type=int, default=8, metavar="N", help="of --search (default: %(default)s)")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE.py[:ARG]",
+        help="experiment; --config.KEY=VALUE overrides",
+    )
+    parser.add_argument(
+        "--topology", default="", metavar="CHIP:AxB", help="pod (default: config.topology)"
+    )
+    parser.add_argument(
+        "--num_slices", type=int, default=1, metavar="N", help="pods, joined by the slow network"
+    )
+    parser.add_argument(
+        "--hbm_gib", type=float, metavar="X", help="memory per chip (default: the chip's)"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="find the fastest mesh, remat, scan and microbatches"
+    )
+    parser.add_argument(
+        "--max_compiles",
+        type=int,
+        default=8,
+        metavar="N",
+        help="of --search (default: %(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the plan here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)
-    if args.num_slices < 1 or args.max_compiles < 1 or not (args.hbm_gib is None or 0 < args.hbm_gib < math.inf):
+    if (
+        args.num_slices < 1
+        or args.max_compiles < 1
+        or not (args.hbm_gib is None or 0 < args.hbm_gib < math.inf)
+    ):
         parser.error("--num_slices and --max_compiles must be at least 1, and --hbm_gib above 0")
     return args, overrides
 
@@ -49,8 +73,8 @@ def main(argv: list[str]) -> int:
         cli.write(args.json, plan)
         if not plan["fits"]:
             raise errors.NegativeResult(
-                f"{args.config} does not fit on {args.topology}: {plan['hbm_gib']['total']:.2f} GiB of "
-                f"{plan['hbm_limit_gib']:.2f} GiB per chip: {plan['suggestions'][0]}"
+                f"{args.config} does not fit on {args.topology}: {plan['hbm_gib']['total']:.2f} "
+                f"GiB of {plan['hbm_limit_gib']:.2f} GiB per chip: {plan['suggestions'][0]}"
             )
 
     return cli.run(work, args.debug)

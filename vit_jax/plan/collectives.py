@@ -11,10 +11,17 @@ from jax.sharding import Mesh
 from vit_jax.distributed import hardware
 from vit_jax.plan import hlo
 
-# Share of the bytes that pass through a chip, times (n - 1) / n for n chips, on a ring (a bidirectional one). A permute
-# sends all of them, between pairs.
-TRAFFIC = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 0.5, "collective-permute": 2.0}
-# Between slices the compiler has each chip send to its host, after a collective inside of the slice.
+# Share of the bytes that pass through a chip, times (n - 1) / n for n chips, on a ring (a
+# bidirectional one). A permute sends all of them, between pairs.
+TRAFFIC = {
+    "all-reduce": 2.0,
+    "all-gather": 1.0,
+    "reduce-scatter": 1.0,
+    "all-to-all": 0.5,
+    "collective-permute": 2.0,
+}
+# Between slices the compiler has each chip send to its host, after a collective inside of the
+# slice.
 ACROSS = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -31,8 +38,12 @@ class Collective:
 
 
 def groups_of(rest: str) -> np.ndarray | None:
-    """Partitions [groups, members] of an instruction's `replica_groups` or pairs, in any of XLA's three notations."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(([^{]*)\))?\s*\{([^}]*)\}", rest):
+    """Partitions [groups, members] of an instruction's `replica_groups` or pairs, in any of XLA's
+    three notations.
+    """
+    if found := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(([^{]*)\))?\s*\{([^}]*)\}", rest
+    ):
         return mesh_groups(*found.groups())
     if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
         return iota(found[2], found[3]).reshape(-1, numbers(found[1])[-1])
@@ -81,7 +92,9 @@ def across_slices(mesh: Mesh) -> np.ndarray:
 
 def axes_of(groups: np.ndarray | None, mesh: Mesh) -> str:
     """Names of the mesh axes that the members of a group differ in."""
-    positions = np.stack(np.unravel_index(np.arange(mesh.devices.size), mesh.devices.shape), axis=-1)
+    positions = np.stack(
+        np.unravel_index(np.arange(mesh.devices.size), mesh.devices.shape), axis=-1
+    )
     if groups is None:
         return "+".join(axis for axis, size in mesh.shape.items() if size > 1)
     differ = (positions[groups] != positions[groups[:, :1]]).any(axis=(0, 1))
@@ -92,15 +105,21 @@ def coordinates(device) -> tuple[int, ...]:
     return (*device.coords, getattr(device, "slice_index", 0) or 0)
 
 
-def seconds(kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: hardware.Tpu) -> float:
-    """Time of one collective of `size` bytes by bandwidth alone: rings over all extents that its groups span.
+def seconds(
+    kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: hardware.Tpu
+) -> float:
+    """Time of one collective of `size` bytes by bandwidth alone: rings over all extents that its
+    groups span.
 
-    Links carry both directions at once; an extent without wraparound links gives half. Between slices each chip has its
-    share of its host's network, and only what the chips of a slice have reduced among each other goes there.
+    Links carry both directions at once; an extent without wraparound links gives half. Between
+    slices each chip has its share of its host's network, and only what the chips of a slice have
+    reduced among each other goes there.
     """
     everywhere = np.array([coordinates(device) for device in mesh.devices.flat])
     # Of the pairs of a permute some may stay where they are.
-    spots = everywhere if groups is None else everywhere[max(groups, key=lambda group: len(set(group)))]
+    spots = (
+        everywhere if groups is None else everywhere[max(groups, key=lambda group: len(set(group)))]
+    )
     whole = [len(set(column)) for column in everywhere.T]
     extents = [len(set(column)) for column in spots.T]
     slices, count = extents[-1], len(spots)
@@ -111,7 +130,9 @@ def seconds(kind: str, size: int, groups: np.ndarray | None, mesh: Mesh, chip: h
     bandwidth = 0.0
     for extent, of in zip(extents[:-1], whole[:-1], strict=True):
         if extent > 1:
-            bandwidth += chip.link_bandwidth * (2 if extent == of and extent % chip.wraps == 0 else 1)
+            bandwidth += chip.link_bandwidth * (
+                2 if extent == of and extent % chip.wraps == 0 else 1
+            )
     inside = wire * (within - 1) / within / bandwidth if within > 1 else 0.0
     across = wire / within * (slices - 1) / slices / chip.network_bandwidth if slices > 1 else 0.0
     return inside + across
@@ -130,13 +151,16 @@ def buffer_bytes(kind: str, instruction: hlo.Instruction, groups: np.ndarray | N
         parts = [hlo.nbytes(match[0]) for match in hlo.ARRAY.finditer(instruction.shape)]
         return max(parts, default=0)
     size = hlo.nbytes(instruction.shape)
-    return size * (groups.shape[1] if groups is not None else 1) if kind == "reduce-scatter" else size
+    return (
+        size * (groups.shape[1] if groups is not None else 1) if kind == "reduce-scatter" else size
+    )
 
 
 def messages(program: hlo.Program):
     """(kind, instruction, times, overlapped) of every message of a step.
 
-    An overlapped one appears in the fusions in which it starts, goes on and ends, by one channel: it counts once.
+    An overlapped one appears in the fusions in which it starts, goes on and ends, by one channel:
+      it counts once.
     """
     seen = set()
     for computation, instruction, times in program.walk():
@@ -163,7 +187,9 @@ def collectives(program: hlo.Program, mesh: Mesh, chip: hardware.Tpu) -> list[Co
     """What a step sends, by kind, axis and whether it overlaps with computation."""
     found = []
     for kind, instruction, times, overlapped in messages(program):
-        groups = across_slices(mesh) if instruction.opcode == "send" else groups_of(instruction.rest)
+        groups = (
+            across_slices(mesh) if instruction.opcode == "send" else groups_of(instruction.rest)
+        )
         # The inner instruction of a fused reduce-scatter is an all-reduce of the whole array.
         fused = kind == "reduce-scatter" and kind_of(instruction) == "all-reduce"
         size = buffer_bytes("all-reduce" if fused else kind, instruction, groups)
@@ -171,7 +197,9 @@ def collectives(program: hlo.Program, mesh: Mesh, chip: hardware.Tpu) -> list[Co
         found.append(Collective(kind, axes_of(groups, mesh), times, times * size, overlapped, cost))
     found.sort(key=lambda c: (c.kind, c.axis, c.overlapped))
     merged = []
-    for (kind, axis, overlapped), same in itertools.groupby(found, lambda c: (c.kind, c.axis, c.overlapped)):
+    for (kind, axis, overlapped), same in itertools.groupby(
+        found, lambda c: (c.kind, c.axis, c.overlapped)
+    ):
         same = list(same)
         total = [sum(getattr(c, field) for c in same) for field in ("count", "bytes", "seconds")]
         merged.append(Collective(kind, axis, total[0], total[1], overlapped, total[2]))

@@ -51,7 +51,9 @@ def compile_job(job: Job) -> Compiled:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(time.perf_counter() - start, constraints, needed_bytes(error), None)
-    return Compiled(time.perf_counter() - start, constraints, total_bytes(compiled), Program(compiled.as_text()))
+    return Compiled(
+        time.perf_counter() - start, constraints, total_bytes(compiled), Program(compiled.as_text())
+    )
 
 
 def total_bytes(compiled) -> int:
@@ -62,7 +64,9 @@ def total_bytes(compiled) -> int:
 
 
 def needed_bytes(error: Exception) -> float:
-    """What the compiler says that a program takes for which memory does not suffice; any other error is raised."""
+    """What the compiler says that a program takes for which memory does not suffice; any other
+    error is raised.
+    """
     text = str(error)
     found = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", text) or re.search(
         r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", text
@@ -74,4 +78,6 @@ def needed_bytes(error: Exception) -> float:
 
 def shard_bytes(tree) -> int:
     """Bytes of a tree of ShapeDtypeStructs on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )

@@ -1,6 +1,8 @@
-"""A model of memory and time without the compiler: good enough to rank settings and to say what would make a job fit.
+"""A model of memory and time without the compiler: good enough to rank settings and to say what
+would make a job fit.
 
-Its constants were fitted to what the TPU compiler said of L/16 with 64 images per chip, and checked on B/16 and H/14.
+Its constants were fitted to what the TPU compiler said of L/16 with 64 images per chip, and checked
+on B/16 and H/14.
 """
 
 import dataclasses
@@ -19,14 +21,26 @@ from vit_jax.models.flops import model_flops
 from vit_jax.models.ops import attention as kernels
 from vit_jax.train.experiment import Job
 
-# Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16 activations. Scan without
-# remat keeps what the compiler else computes again by itself.
-KEPT = {("none", False): 22, ("none", True): 115, ("dots", False): 20, ("dots", True): 24, ("names", False): 18}
+# Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16
+# activations. Scan without remat keeps what the compiler else computes again by itself.
+KEPT = {
+    ("none", False): 22,
+    ("none", True): 115,
+    ("dots", False): 20,
+    ("dots", True): 24,
+    ("names", False): 18,
+}
 KEPT |= {("names", True): 22, ("full", False): 2, ("full", True): 2}
 # Bytes per token of the one layer that is being computed, again as a multiple of the width.
 WORKING = 100
 # Time relative to unrolled layers without remat, by the compiler's cycles.
-SLOWER = {("none", False): 1.0, ("none", True): 1.3, ("dots", False): 1.15, ("dots", True): 1.28, ("full", False): 1.33}
+SLOWER = {
+    ("none", False): 1.0,
+    ("none", True): 1.3,
+    ("dots", False): 1.15,
+    ("dots", True): 1.28,
+    ("full", False): 1.33,
+}
 SLOWER |= {("names", False): 1.15, ("names", True): 1.3, ("full", True): 1.38}
 UTILISATION = 0.53  # of unrolled layers without remat
 PER_MICROBATCH = 0.01  # of the step, for each after the first
@@ -40,7 +54,9 @@ class Sketch:
     chip: hardware.Tpu
     model: Any
     mesh: dict[str, int]
-    leaves: tuple[tuple[str, tuple[int, ...], int], ...]  # of the state: name, shape, bytes of an element
+    leaves: tuple[
+        tuple[str, tuple[int, ...], int], ...
+    ]  # of the state: name, shape, bytes of an element
 
     @property
     def num_chips(self) -> int:
@@ -59,7 +75,9 @@ class Guess:
 
 def sketch(job: Job) -> Sketch:
     leaves = jax.tree_util.tree_flatten_with_path(job.state)[0]
-    leaves = tuple((sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in leaves)
+    leaves = tuple(
+        (sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in leaves
+    )
     return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), leaves)
 
 
@@ -92,7 +110,9 @@ def held_bytes(leaves, mesh_items, zero: bool, momentum_itemsize: int) -> tuple[
     total = gradients = 0.0
     for name, shape, itemsize in leaves:
         spec = sharding.leaf_spec(name, shape, mesh, zero)
-        axes = [axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))]
+        axes = [
+            axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))
+        ]
         itemsize = momentum_itemsize if "mu" in name.split("/") else itemsize
         size = math.prod(shape) * itemsize / math.prod(mesh[axis] for axis in axes)
         total += size
@@ -106,9 +126,15 @@ def layer_bytes(one: Sketch) -> float:
     itemsize = np.dtype(settings.dtype if settings.dtype != "bfloat16" else "float16").itemsize
     length = tokens_of(model)
     keeps_scores = (
-        settings.remat == "none" and length <= kernels.EINSUM_UP_TO and settings.attention in ("auto", "einsum")
+        settings.remat == "none"
+        and length <= kernels.EINSUM_UP_TO
+        and settings.attention in ("auto", "einsum")
     )
-    scores = itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128) if keeps_scores else 0
+    scores = (
+        itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128)
+        if keeps_scores
+        else 0
+    )
     return KEPT[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
 
 
@@ -129,9 +155,15 @@ def activation_bytes(one: Sketch) -> float:
 
 
 def communication_ms(one: Sketch) -> float:
-    """Gradients in bf16 over everything, parameters twice over fsdp, two sums per block over tensor."""
+    """Gradients in bf16 over everything, parameters twice over fsdp, two sums per block over
+    tensor.
+    """
     mesh, link = one.mesh, 2 * one.chip.link_bandwidth
-    size = 2 * sum(math.prod(shape) for name, shape, _ in one.leaves if name.startswith("params/")) / mesh["tensor"]
+    size = (
+        2
+        * sum(math.prod(shape) for name, shape, _ in one.leaves if name.startswith("params/"))
+        / mesh["tensor"]
+    )
     waits = 0.0
     if mesh["data"] * mesh["replica"] > 1:
         waits += 2 * size / mesh["fsdp"] / link

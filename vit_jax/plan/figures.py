@@ -1,4 +1,6 @@
-"""The figures of a plan: memory by kind, time as a bracket, communication, throughput, cost, and feeding the chips."""
+"""The figures of a plan: memory by kind, time as a bracket, communication, throughput, cost, and
+feeding the chips.
+"""
 
 import dataclasses
 import math
@@ -11,13 +13,16 @@ from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Job
 
-# Core time of the host for an image by kind of crop, from docs/performance.md, and the mean size of ImageNet's JPEGs.
+# Core time of the host for an image by kind of crop, from docs/performance.md, and the mean size of
+# ImageNet's JPEGs.
 CORE_MS_PER_IMAGE = 1.2
 BYTES_PER_IMAGE = 110e3
 
 
 def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
-    """(roofline, estimate): every instruction at the chip's limits, and by the compiler's own count of cycles."""
+    """(roofline, estimate): every instruction at the chip's limits, and by the compiler's own count
+    of cycles.
+    """
     roofline = cycles = 0.0
     for name, instruction, times in program.walk():
         cycles += times * instruction.cycles
@@ -28,9 +33,12 @@ def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
 
 
 def kernel_ms(program: hlo.Program, job: Job) -> tuple[float, float]:
-    """(roofline, estimate) of splash attention, of whose kernels the compiler counts nothing: 2 matrix products of
-    scores forward, 5 backward, and 2 again under remat; by their static schedule they reach 40 % of the peak."""
-    if not any(i.opcode == "custom-call" and '"tpu_custom_call"' in i.rest for _, i, _ in program.walk()):
+    """(roofline, estimate) of splash attention, of whose kernels the compiler counts nothing: 2
+    matrix products of scores forward, 5 backward, and 2 again under remat; by their static schedule
+    they reach 40 % of the peak."""
+    if not any(
+        i.opcode == "custom-call" and '"tpu_custom_call"' in i.rest for _, i, _ in program.walk()
+    ):
         return 0.0, 0.0
     model, shards = job.model, math.prod(job.mesh.shape[axis] for axis in sharding.RULES["batch"])
     products = 7 if job.config.model.remat in ("none", "names") else 9
@@ -40,9 +48,11 @@ def kernel_ms(program: hlo.Program, job: Job) -> tuple[float, float]:
     return 1e3 * flops / job.chip.peak_flops, 1e3 * flops / job.chip.peak_flops / 0.4
 
 
-def step_ms(program: hlo.Program, job: Job, messages: list[collectives.Collective]) -> dict[str, float]:
-    """Time of a step. Low: the chip's limits, and all that may overlap does; high: the compiler's cycles, and nothing
-    overlaps."""
+def step_ms(
+    program: hlo.Program, job: Job, messages: list[collectives.Collective]
+) -> dict[str, float]:
+    """Time of a step. Low: the chip's limits, and all that may overlap does; high: the compiler's
+    cycles, and nothing overlaps."""
     parts = compute_ms(program, job.chip), kernel_ms(program, job)
     roofline, estimate = (sum(ends) for ends in zip(*parts, strict=True))
     waiting = 1e3 * sum(c.seconds for c in messages if not c.overlapped)
@@ -66,9 +76,9 @@ def hbm_gib(job: Job, compiled: Compiled) -> dict[str, float]:
     # The compiler counts one batch; the others wait on the chip, too.
     total = compiled.total_bytes + shard_bytes(job.batch) * (job.config.data.prefetch - 1)
     held["activations"] = max(total - sum(held.values()), 0)
-    return {kind: held[kind] / GIB for kind in ("params", "opt_state", "activations", "batch")} | dict(
-        total=total / GIB
-    )
+    return {
+        kind: held[kind] / GIB for kind in ("params", "opt_state", "activations", "batch")
+    } | dict(total=total / GIB)
 
 
 def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
@@ -81,7 +91,9 @@ def speed(job: Job, step: dict[str, float]) -> dict:
     config, chips, flops = job.config, job.num_chips, 3 * model_flops(job.model)
     batch = config.data.batch_size
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
-    days = dict(low=step["low"] * job.total_steps / 864e5, high=step["high"] * job.total_steps / 864e5)
+    days = dict(
+        low=step["low"] * job.total_steps / 864e5, high=step["high"] * job.total_steps / 864e5
+    )
     hosts = len({device.process_index for device in job.mesh.devices.flat})
     per_host = images["high"] * chips / hosts
     return dict(
@@ -98,7 +110,9 @@ def speed(job: Job, step: dict[str, float]) -> dict:
 
 
 def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
-    """The JSON of a plan, but for what the command line said. What needs a program is null where there is none."""
+    """The JSON of a plan, but for what the command line said. What needs a program is null where
+    there is none.
+    """
     hbm = hbm_gib(job, compiled)
     fits = compiled.program is not None and hbm["total"] <= limit_gib
     facts = dict(

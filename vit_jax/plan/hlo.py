@@ -1,4 +1,6 @@
-"""Reads the scheduled program that the TPU compiler prints: instructions, how often each runs, FLOPs, bytes, cycles."""
+"""Reads the scheduled program that the TPU compiler prints: instructions, how often each runs,
+FLOPs, bytes, cycles.
+"""
 
 import dataclasses
 import functools
@@ -6,7 +8,19 @@ import math
 import re
 from collections.abc import Iterator
 
-BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
+BYTES = {
+    "pred": 1,
+    "s4": 0.5,
+    "u4": 0.5,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s32": 4,
+    "u32": 4,
+}
 BYTES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -15,8 +29,18 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 CALLS = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-# What costs nothing: names for values that exist, and the ends of copies that run in the background.
-FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+# What costs nothing: names for values that exist, and the ends of copies that run in the
+# background.
+FREE = {
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+}
 FREE |= {"send", "recv"}  # to and from the host, in the background
 
 
@@ -52,9 +76,15 @@ def sizes(shape: str) -> list[int]:
 
 
 def nbytes(shape: str, in_hbm: bool = False) -> int:
-    """Bytes of all arrays of a printed shape; with `in_hbm` without those in the chip's own memory, `S(1)`."""
-    arrays = [m for m in ARRAY.finditer(shape) if m[1] in BYTES and not (in_hbm and m[3] and "S(" in m[3])]
-    return round(sum(BYTES[m[1]] * math.prod(int(size) for size in m[2].split(",") if size) for m in arrays))
+    """Bytes of all arrays of a printed shape; with `in_hbm` without those in the chip's own memory,
+    `S(1)`.
+    """
+    arrays = [
+        m for m in ARRAY.finditer(shape) if m[1] in BYTES and not (in_hbm and m[3] and "S(" in m[3])
+    ]
+    return round(
+        sum(BYTES[m[1]] * math.prod(int(size) for size in m[2].split(",") if size) for m in arrays)
+    )
 
 
 class Program:
@@ -76,7 +106,9 @@ class Program:
                 current[name] = Instruction(name, shape, opcode, rest, bool(root))
 
     def walk(self, name: str = "", times: int = 1) -> Iterator[tuple[str, Instruction, int]]:
-        """(computation, instruction, how often it runs) of all that the core starts one after the other."""
+        """(computation, instruction, how often it runs) of all that the core starts one after the
+        other.
+        """
         name = name or self.entry
         for instruction in self.computations.get(name, {}).values():
             if instruction.opcode == "while":
@@ -89,12 +121,16 @@ class Program:
                 yield name, instruction, times
 
     def trips(self, loop: Instruction) -> int:
-        """How often the body of a loop of known length runs: its count, else the constant of its condition."""
+        """How often the body of a loop of known length runs: its count, else the constant of its
+        condition.
+        """
         if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(found[1])
         condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]]
         limits = [
-            int(i.rest.split(")")[0]) for i in self.inner(condition) if i.opcode == "constant" and "s32" in i.shape
+            int(i.rest.split(")")[0])
+            for i in self.inner(condition)
+            if i.opcode == "constant" and "s32" in i.shape
         ]
         return max(limits, default=1)
 
@@ -105,13 +141,15 @@ class Program:
             for called in instruction.called:
                 yield from self.inner(self.computations.get(called, {}))
 
-    # --- FLOPs --------------------------------------------------------------------------------------------------------
-
     @functools.cache  # noqa: B019 - a program lives as long as its analysis
     def flops_of(self, name: str) -> float:
         """FLOPs of the matrix products and convolutions in a computation and in what it calls."""
         computation = self.computations.get(name, {})
-        own = sum(product_flops(i, computation) for i in computation.values() if i.opcode in ("convolution", "dot"))
+        own = sum(
+            product_flops(i, computation)
+            for i in computation.values()
+            if i.opcode in ("convolution", "dot")
+        )
         return own + sum(self.flops_of(called) for i in computation.values() for called in i.called)
 
     def flops(self, computation: str, instruction: Instruction) -> float:
@@ -119,10 +157,10 @@ class Program:
             return product_flops(instruction, self.computations[computation])
         return sum(map(self.flops_of, instruction.called))
 
-    # --- bytes --------------------------------------------------------------------------------------------------------
-
     def hbm_bytes(self, computation: str, instruction: Instruction) -> int:
-        """Bytes that an instruction reads from and writes to HBM; of what it slices only the slices."""
+        """Bytes that an instruction reads from and writes to HBM; of what it slices only the
+        slices.
+        """
         if instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done")):
             return 0
         values = self.computations[computation]
@@ -132,7 +170,10 @@ class Program:
         if instruction.opcode in ("dynamic-slice", "slice", "gather"):
             read = min(nbytes(instruction.shape), nbytes(operands[0], in_hbm=True))
             return read + nbytes(instruction.shape, in_hbm=True)
-        written, read = nbytes(instruction.shape, in_hbm=True), [nbytes(shape, in_hbm=True) for shape in operands]
+        written, read = (
+            nbytes(instruction.shape, in_hbm=True),
+            [nbytes(shape, in_hbm=True) for shape in operands],
+        )
         if instruction.opcode == "fusion" and instruction.called:
             touched = self.touched(instruction.called[0])
             read = [min(whole, touched.get(i, whole)) for i, whole in enumerate(read)]
@@ -141,7 +182,9 @@ class Program:
 
     @functools.cache  # noqa: B019
     def touched(self, name: str) -> dict[int, int]:
-        """Number of a parameter -> the bytes of it that a fused computation reads, where it only slices it."""
+        """Number of a parameter -> the bytes of it that a fused computation reads, where it only
+        slices it.
+        """
         computation, found = self.computations.get(name, {}), {}
         for parameter in computation.values():
             if parameter.opcode == "parameter":
@@ -164,7 +207,9 @@ class Program:
                 part = self.read(computation, user.name)
             elif user.opcode == "fusion" and user.called:
                 inside = self.touched(user.called[0])
-                parts = [inside.get(i) for i, operand in enumerate(user.operands) if operand == value]
+                parts = [
+                    inside.get(i) for i, operand in enumerate(user.operands) if operand == value
+                ]
                 part = None if None in parts else sum(parts)
             else:
                 part = None
@@ -174,28 +219,37 @@ class Program:
         return total
 
     def untouched(self, name: str) -> int:
-        """Bytes of its results that a fused computation leaves as they are, because it writes slices of them."""
+        """Bytes of its results that a fused computation leaves as they are, because it writes
+        slices of them.
+        """
         values = self.computations.get(name, {})
-        writes = [i for i in values.values() if i.opcode == "dynamic-update-slice" and i.operands[1] in values]
+        writes = [
+            i
+            for i in values.values()
+            if i.opcode == "dynamic-update-slice" and i.operands[1] in values
+        ]
         whole = [nbytes(i.shape, in_hbm=True) for i in writes]
         parts = [nbytes(values[i.operands[1]].shape) for i in writes]
         return sum(max(size - part, 0) for size, part in zip(whole, parts, strict=True))
 
 
-# --- convolutions: the TPU compiler writes every matrix product as one ------------------------------------------------
-
-
 def product_flops(instruction: Instruction, values: dict[str, Instruction]) -> float:
     """2 per multiply-add that is no product with padding or with a hole of a dilated window."""
     output = math.prod(sizes(instruction.shape))
-    shapes = [sizes(values[name].shape) if name in values else [] for name in instruction.operands[:2]]
+    shapes = [
+        sizes(values[name].shape) if name in values else [] for name in instruction.operands[:2]
+    ]
     if instruction.opcode == "dot":
         contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
         return 2 * output * math.prod(shapes[0][int(i)] for i in contracted[1].split(",") if i)
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
     if not labels or len(shapes) < 2 or len(shapes[1]) != len(labels[2]):
         return 0
-    flops = 2 * output * math.prod(size for label, size in zip(labels[2], shapes[1], strict=True) if label != "o")
+    flops = (
+        2
+        * output
+        * math.prod(size for label, size in zip(labels[2], shapes[1], strict=True) if label != "o")
+    )
     for share in spatial_shares(instruction, labels, shapes):
         flops *= share
     return flops
@@ -210,16 +264,23 @@ def spatial_shares(instruction: Instruction, labels, shapes) -> Iterator[float]:
         found = re.search(rf"\b{name}=([\w\-]+)", window[1] if window else "")
         return found[1].split("x") if found else [default] * len(spatial)
 
-    settings = [field(*pair) for pair in (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))]
+    settings = [
+        field(*pair)
+        for pair in (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))
+    ]
     output = sizes(instruction.shape)
     for label, stride, pad, lhs_dilate, rhs_dilate in zip(spatial, *settings, strict=True):
         out, kernel = output[labels[3].index(label)], shapes[1][labels[2].index(label)]
         size = shapes[0][labels[1].index(label)]
         low = int(re.match(r"-?\d+", pad)[0])
-        yield real_positions(out, kernel, size, int(stride), low, int(lhs_dilate), int(rhs_dilate)) / (out * kernel)
+        yield real_positions(
+            out, kernel, size, int(stride), low, int(lhs_dilate), int(rhs_dilate)
+        ) / (out * kernel)
 
 
 @functools.cache
-def real_positions(out: int, kernel: int, size: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
+def real_positions(
+    out: int, kernel: int, size: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int
+) -> int:
     positions = (i * stride + j * rhs_dilate - low for i in range(out) for j in range(kernel))
     return sum(0 <= p <= (size - 1) * lhs_dilate and p % lhs_dilate == 0 for p in positions)

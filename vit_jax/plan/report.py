@@ -4,10 +4,11 @@ from rich.console import Console
 from rich.table import Table
 
 UNSEEN = (
-    "These are estimates of the TPU compiler and of a model of the network, not measurements: nothing ran. They do not "
-    "see waiting for data, checkpoints and evaluation, stragglers, the real clock and how well transfers overlap; low "
-    "is the chip's limit with all overlap, high the compiler's cycles with none. Of splash attention's kernels the "
-    "compiler counts nothing: they stand with 40 % of the chip's peak."
+    "These are estimates of the TPU compiler and of a model of the network, not measurements: "
+    "nothing ran. They do not see waiting for data, checkpoints and evaluation, stragglers, the "
+    "real clock and how well transfers overlap; low is the chip's limit with all overlap, high the "
+    "compiler's cycles with none. Of splash attention's kernels the compiler counts nothing: they "
+    "stand with 40 % of the chip's peak."
 )
 
 
@@ -28,7 +29,10 @@ def size_rows(plan: dict) -> list[tuple[str, str]]:
         ("mesh", f"{mesh}; {plan['params_split']:.0%} of the parameters are split over chips"),
         ("model", f"{plan['params']:,} parameters, {flops:,.1f} GFLOP to train on an image"),
         ("memory", f"{verdict}: {hbm['total']:.2f} of {plan['hbm_limit_gib']:.2f} GiB per chip"),
-        *((f"  {kind}", f"{hbm[kind]:.3f} GiB") for kind in ("params", "opt_state", "activations", "batch")),
+        *(
+            (f"  {kind}", f"{hbm[kind]:.3f} GiB")
+            for kind in ("params", "opt_state", "activations", "batch")
+        ),
     ]
 
 
@@ -39,27 +43,53 @@ def speed_rows(plan: dict) -> list[tuple[str, str]]:
     cores = f"{plan['host_cores']:.0f} of {plan['host_cores_available']} cores"
     return [
         ("step", span(step, ".1f", " ms")),
-        ("  compute", f"{limit:.1f} ms (limit of the chip), {cycles:.1f} ms (cycles of the compiler)"),
+        (
+            "  compute",
+            f"{limit:.1f} ms (limit of the chip), {cycles:.1f} ms (cycles of the compiler)",
+        ),
         ("  communication", f"{step['communication']:.1f} ms"),
         ("MFU", span(percent, ".1f", " %")),
         ("images/s per chip", span(plan["images_per_sec_per_chip"])),
         ("recipe", f"{plan['total_steps']:,} steps: {span(plan['days'], '.2f', ' days')}"),
         ("  chip-hours", span(plan["chip_hours"])),
-        ("each of the hosts", f"{plan['hosts']}: {cores} for the data, {plan['host_network_gbps']:.1f} Gbit/s"),
+        (
+            "each of the hosts",
+            f"{plan['hosts']}: {cores} for the data, {plan['host_network_gbps']:.1f} Gbit/s",
+        ),
     ]
 
 
 def rows(plan: dict) -> list[tuple[str, str]]:
     """(what, figures) of a plan; without time where there is no program."""
-    compiled = f"{plan['compile_s']:.0f} s, with {plan['sharding_constraints']} sharding constraints"
-    return [*size_rows(plan), *(speed_rows(plan) if plan["step_ms"] else ()), ("compiled in", compiled)]
+    compiled = (
+        f"{plan['compile_s']:.0f} s, with {plan['sharding_constraints']} sharding constraints"
+    )
+    return [
+        *size_rows(plan),
+        *(speed_rows(plan) if plan["step_ms"] else ()),
+        ("compiled in", compiled),
+    ]
 
 
 def collectives_table(plan: dict) -> Table:
-    table = Table("collective", "mesh axis", "count", "MiB per step", "overlapped", title="per chip and step", box=None)
+    table = Table(
+        "collective",
+        "mesh axis",
+        "count",
+        "MiB per step",
+        "overlapped",
+        title="per chip and step",
+        box=None,
+    )
     for found in plan["collectives"] or ():
         size = f"{found['bytes'] / 2**20:,.1f}"
-        table.add_row(found["kind"], found["axis"], str(found["count"]), size, "yes" if found["overlapped"] else "no")
+        table.add_row(
+            found["kind"],
+            found["axis"],
+            str(found["count"]),
+            size,
+            "yes" if found["overlapped"] else "no",
+        )
     return table
 
 

@@ -24,12 +24,18 @@ def attempt(job: experiment.Job, settings: dict, config, args, limit_gib: float)
 
 
 def run(config, args, limit_gib: float) -> dict:
-    """The plan of a config, or with `--search` the best one that was found, with the others in `tried`."""
+    """The plan of a config, or with `--search` the best one that was found, with the others in
+    `tried`.
+    """
     job = compilation.make_job(config, args.topology, args.num_slices)
     if not args.search:
         return plan(job, args, limit_gib)
     tried = []
     for settings, candidate in search.candidates(job, limit_gib)[: args.max_compiles]:
         tried.append(attempt(job, settings, candidate, args, limit_gib))
-        print(f"{len(tried)}: {report.outcome(search.summary(tried[-1]))}", file=sys.stderr, flush=True)
+        print(
+            f"{len(tried)}: {report.outcome(search.summary(tried[-1]))}",
+            file=sys.stderr,
+            flush=True,
+        )
     return search.best(tried)

@@ -1,4 +1,6 @@
-"""Which mesh, remat, scan and microbatches to try: ranked by the model of `analysis`, then compiled."""
+"""Which mesh, remat, scan and microbatches to try: ranked by the model of `analysis`, then
+compiled.
+"""
 
 import itertools
 from typing import Any
@@ -22,19 +24,36 @@ def settings(job: Job):
     replicas, chips = job.mesh.shape["replica"], job.num_chips
     slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
     layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
-    remats = ("none", "names", "dots", "full") if "remat" in type(job.model).__dataclass_fields__ else ("none",)
-    is_long = getattr(job.model, "num_heads", 0) and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
+    remats = (
+        ("none", "names", "dots", "full")
+        if "remat" in type(job.model).__dataclass_fields__
+        else ("none",)
+    )
+    is_long = (
+        getattr(job.model, "num_heads", 0)
+        and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
+    )
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         if chips % (replicas * fsdp * tensor):
             continue
-        mesh = {"mesh.data": chips // (replicas * fsdp * tensor), "mesh.fsdp": fsdp, "mesh.tensor": tensor}
+        mesh = {
+            "mesh.data": chips // (replicas * fsdp * tensor),
+            "mesh.fsdp": fsdp,
+            "mesh.tensor": tensor,
+        }
         if replicas % slices and mesh["mesh.data"] % slices:
             continue
         zeros = (False, True) if mesh["mesh.data"] > 1 and fsdp == 1 else (False,)
-        for zero, scan, remat, accum, kind in itertools.product(zeros, layers, remats, MICROBATCHES, kinds):
+        for zero, scan, remat, accum, kind in itertools.product(
+            zeros, layers, remats, MICROBATCHES, kinds
+        ):
             model = {"model.scan": scan, "model.remat": remat, "model.attention": kind}
-            yield mesh | {"mesh.zero": zero, "accum_steps": accum} | (model if len(layers) > 1 else {})
+            yield (
+                mesh
+                | {"mesh.zero": zero, "accum_steps": accum}
+                | (model if len(layers) > 1 else {})
+            )
 
 
 def family(values: dict) -> tuple:
@@ -43,7 +62,8 @@ def family(values: dict) -> tuple:
 
 
 def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
-    """(settings, config) of all that should fit, the fastest first; two of a family before the third.
+    """(settings, config) of all that should fit, the fastest first; two of a family before the
+    third.
 
     Raises:
       NegativeResult: nothing should fit.
@@ -59,8 +79,8 @@ def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
             found.append((guess.ms, len(found), values, config))
     if not found:
         raise NegativeResult(
-            f"no mesh, remat and microbatches fit into {limit_gib:.2f} GiB per chip on {job.num_chips} chips: use a "
-            "larger --topology, or chips with more memory"
+            f"no mesh, remat and microbatches fit into {limit_gib:.2f} GiB per chip on "
+            f"{job.num_chips} chips: use a larger --topology, or chips with more memory"
         )
     ordered, seen = [], {}
     for _, _, values, config in sorted(found, key=lambda item: item[:2]):
@@ -75,7 +95,8 @@ def middle(plan: dict) -> float:
 
 
 def best(tried: list[dict]) -> dict:
-    """The fastest plan that fits, or where none does the smallest, with the lines to paste and all others in `tried`.
+    """The fastest plan that fits, or where none does the smallest, with the lines to paste and all
+    others in `tried`.
 
     Args:
       tried: `settings` with the `plan` that they led to, or the `error`.
@@ -86,7 +107,9 @@ def best(tried: list[dict]) -> dict:
     planned = [one for one in tried if "plan" in one]
     if not planned:
         raise UserError(f"none of the {len(tried)} settings could be planned: {tried[0]['error']}")
-    fitting = sorted((one for one in planned if one["plan"]["fits"]), key=lambda one: middle(one["plan"]))
+    fitting = sorted(
+        (one for one in planned if one["plan"]["fits"]), key=lambda one: middle(one["plan"])
+    )
     rest = [one for one in planned if not one["plan"]["fits"]]
     ordered = [*fitting, *sorted(rest, key=lambda one: one["plan"]["hbm_gib"]["total"])]
     return ordered[0]["plan"] | dict(
@@ -96,7 +119,13 @@ def best(tried: list[dict]) -> dict:
 
 
 def summary(one: dict) -> dict:
-    """What stands of settings in the list of those that were tried; without figures where there was an error."""
+    """What stands of settings in the list of those that were tried; without figures where there was
+    an error.
+    """
     plan = one.get("plan")
-    figures = dict(hbm_gib=plan["hbm_gib"]["total"], step_ms=plan["step_ms"]) if plan else dict(error=one["error"])
+    figures = (
+        dict(hbm_gib=plan["hbm_gib"]["total"], step_ms=plan["step_ms"])
+        if plan
+        else dict(error=one["error"])
+    )
     return dict(settings=lines(one["settings"]), fits=bool(plan and plan["fits"])) | figures

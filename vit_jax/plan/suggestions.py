@@ -47,14 +47,21 @@ def levers(job: Job) -> list[dict]:
 
 
 def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
-    """Command-line settings with which the job should fit: single ones first, else all that help, one after another."""
+    """Command-line settings with which the job should fit: single ones first, else all that help,
+    one after another.
+    """
     singles, combined, one = [], {}, cost_model.sketch(job)
     before = cost_model.guess(one).bytes
-    scale = total_bytes / before / GIB  # the compiler's word on this job counts more than the model's
+    scale = (
+        total_bytes / before / GIB
+    )  # the compiler's word on this job counts more than the model's
 
     def gib(change: dict) -> float:
         try:
-            return cost_model.guess(cost_model.resketch(one, changed(job.config, change))).bytes * scale
+            return (
+                cost_model.guess(cost_model.resketch(one, changed(job.config, change))).bytes
+                * scale
+            )
         except UserError:  # microbatches that do not divide
             return math.inf
 
@@ -72,6 +79,6 @@ def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
         if size < MARGIN * limit_gib:
             return [f"{lines(settings)} (about {size:.1f} GiB per chip)"]
     return [
-        f"no setting of this config makes it fit into {limit_gib:.2f} GiB per chip: use a larger --topology, chips "
-        "with more memory, or a smaller data.batch_size"
+        f"no setting of this config makes it fit into {limit_gib:.2f} GiB per chip: use a larger "
+        "--topology, chips with more memory, or a smaller data.batch_size"
     ]

@@ -1,4 +1,6 @@
-"""Pods that are not at hand: the devices of a topology, as the TPU compiler describes them without any."""
+"""Pods that are not at hand: the devices of a topology, as the TPU compiler describes them without
+any.
+"""
 
 import math
 import os
@@ -33,16 +35,20 @@ def parse(name: str) -> tuple[hardware.Tpu, list[int]]:
     found = PATTERN.fullmatch(name)
     if not found or found["chip"] not in hardware.TPUS:
         raise UserError(
-            f"--topology={name} is not understood: write CHIP:AxB with a chip of {', '.join(hardware.TPUS)}"
+            f"--topology={name} is not understood: write CHIP:AxB with a chip of "
+            f"{', '.join(hardware.TPUS)}"
         )
     chip, extents = hardware.TPUS[found["chip"]], [int(size) for size in found["sizes"].split("x")]
     if len(extents) != chip.torus:
         example = "x".join(["4"] * chip.torus)
         raise UserError(
-            f"--topology={name} has {len(extents)} extents: {found['chip']} takes {chip.torus}, as {example}"
+            f"--topology={name} has {len(extents)} extents: {found['chip']} takes {chip.torus}, as "
+            f"{example}"
         )
     if chip.torus == 2 and max(extents) > 16:
-        raise UserError(f"--topology={name} is more than a pod of 16x16: use --num_slices for several")
+        raise UserError(
+            f"--topology={name} is more than a pod of 16x16: use --num_slices for several"
+        )
     return chip, extents
 
 
@@ -55,7 +61,9 @@ def devices(name: str, num_slices: int = 1) -> list:
     _, extents = parse(name)
     options: dict = {"num_slices": num_slices} if num_slices > 1 else {}
     if name.startswith("v4:"):
-        options["chip_config_name"] = "megacore"  # one device per chip, as JAX has them on these machines
+        options["chip_config_name"] = (
+            "megacore"  # one device per chip, as JAX has them on these machines
+        )
     if math.prod(extents) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
     from jax.experimental import topologies
@@ -64,9 +72,15 @@ def devices(name: str, num_slices: int = 1) -> list:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
         if "libtpu" in str(error).lower() and "topolog" not in str(error).lower():
-            raise UserError("the TPU compiler is not installed: pip install 'vit_jax[plan]' (or libtpu)") from None
+            raise UserError(
+                "the TPU compiler is not installed: pip install 'vit_jax[plan]' (or libtpu)"
+            ) from None
         text = " ".join(str(error).split())[:160]
-        raise UserError(f"--topology={name} is refused by the TPU compiler ({text}): use an existing shape") from None
+        raise UserError(
+            f"--topology={name} is refused by the TPU compiler ({text}): use an existing shape"
+        ) from None
     if len(found) != math.prod(extents) * num_slices:
-        raise UserError(f"--topology={name} gives {len(found)} devices: choose a shape of whole hosts")
+        raise UserError(
+            f"--topology={name} gives {len(found)} devices: choose a shape of whole hosts"
+        )
     return list(found)

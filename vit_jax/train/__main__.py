@@ -13,15 +13,24 @@ from vit_jax.train import loop, workdir
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="experiment; --config.KEY=VALUE overrides"
+    parser = cli.ArgumentParser(
+        "vit_jax.train", description=__doc__.split("\n")[0], allow_abbrev=False
     )
     parser.add_argument(
-        "--workdir", metavar="DIR", help="where the run writes, local or gs://; holds one run, which continues"
+        "--config",
+        required=True,
+        metavar="FILE.py[:ARG]",
+        help="experiment; --config.KEY=VALUE overrides",
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="print parameters, FLOPs, shardings and schedule, and stop"
+        "--workdir",
+        metavar="DIR",
+        help="where the run writes, local or gs://; holds one run, which continues",
+    )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print parameters, FLOPs, shardings and schedule, and stop",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)

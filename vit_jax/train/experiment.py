@@ -30,8 +30,8 @@ def plan_steps(config, num_examples: int) -> int:
     steps = config.total_steps or round(config.total_epochs * num_examples / config.data.batch_size)
     if steps < 1:
         raise UserError(
-            f"total_epochs={config.total_epochs} of {num_examples} examples is less than one batch of "
-            f"{config.data.batch_size}: train longer or use a smaller batch"
+            f"total_epochs={config.total_epochs} of {num_examples} examples is less than one batch "
+            f"of {config.data.batch_size}: train longer or use a smaller batch"
         )
     return steps
 
@@ -39,24 +39,34 @@ def plan_steps(config, num_examples: int) -> int:
 def make_model(config, num_classes: int) -> classifier.Classifier:
     """The model that `config.model` describes: its variant, and what differs from the defaults."""
     unset = configs.defaults().model
-    fields = {k: v for k, v in config.model.items() if v != unset[k] and k not in ("variant", "num_classes")}
+    fields = {
+        k: v
+        for k, v in config.model.items()
+        if v != unset[k] and k not in ("variant", "num_classes")
+    }
     return create.create(config.model.variant, num_classes, config.image_size, **fields)
 
 
 def make_optimizer(config, model, total_steps: int):
     """(tx, schedule) of the run."""
     if config.optim.warmup_steps >= total_steps:
-        log.warning("the %d steps of the run end inside the warm-up of %d", total_steps, config.optim.warmup_steps)
+        log.warning(
+            "the %d steps of the run end inside the warm-up of %d",
+            total_steps,
+            config.optim.warmup_steps,
+        )
     if config.optim.cooldown_steps > total_steps:
         raise UserError(
-            f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the {total_steps} steps of "
-            "the run: make it shorter"
+            f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the "
+            f"{total_steps} steps of the run: make it shorter"
         )
     return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps)
 
 
 def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is and is donated."""
+    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is and is
+    donated.
+    """
 
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
@@ -74,7 +84,12 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         max_skipped=config.max_skipped,
     )
     place = states.shardings(abstract), None
-    return jax.jit(train_step, donate_argnums=0, out_shardings=place, compiler_options=hardware.compiler_options(mesh))
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        out_shardings=place,
+        compiler_options=hardware.compiler_options(mesh),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,4 +125,6 @@ def on_devices(config, chip: hardware.Tpu | None, devices: list) -> Job:
         state = states.abstract_state(config, model, tx, mesh)
     batch = to_device.abstract_batch(mesh, config.data.batch_size, config.image_size)
     train_step = make_train_step(config, mesh, model, tx, schedule, state)
-    return Job(config, chip, mesh, model, tx, facts.num_examples, total_steps, state, batch, train_step)
+    return Job(
+        config, chip, mesh, model, tx, facts.num_examples, total_steps, state, batch, train_step
+    )

@@ -1,4 +1,5 @@
-"""Training, as a story: config -> mesh -> data -> model -> state -> loop -> evaluation -> checkpoint.
+"""Training, as a story: config -> mesh -> data -> model -> state -> loop -> evaluation ->
+checkpoint.
 
 python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--dry_run] [--debug]
 """
@@ -30,11 +31,10 @@ log = logging.getLogger("vit_jax.train")
 
 
 def due(number: int, every: int, total: int) -> bool:
-    """Whether something that happens every `every` steps, and at the end, happens after `number` updates."""
+    """Whether something that happens every `every` steps, and at the end, happens after `number`
+    updates.
+    """
     return number == total or (every > 0 and number % every == 0)
-
-
-# --- data: TensorFlow is imported here and not before -----------------------------------------------------------------
 
 
 def open_training_data(config):
@@ -61,7 +61,9 @@ def abstract_batch(config, mesh, source) -> dict:
     """Shapes and places of those batches."""
     from vit_jax.data import to_device
 
-    return to_device.abstract_batch(mesh, config.data.batch_size, config.image_size, source.set_size)
+    return to_device.abstract_batch(
+        mesh, config.data.batch_size, config.image_size, source.set_size
+    )
 
 
 def batch_ids(config, source) -> Callable[[int], list[int]]:
@@ -71,11 +73,10 @@ def batch_ids(config, source) -> Callable[[int], list[int]]:
     return lambda number: order.ids(config, source.parts, number - 1)
 
 
-# --- model and optimizer ----------------------------------------------------------------------------------------------
-
-
 def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
-    """Compiles a step in a thread, while the state is made or read; the result is (compiled step, seconds)."""
+    """Compiles a step in a thread, while the state is made or read; the result is (compiled step,
+    seconds).
+    """
     mesh = jax.sharding.get_mesh()
 
     def work():
@@ -86,9 +87,6 @@ def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
     future = pool.submit(work)
     pool.shutdown(wait=False)
     return future
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +106,13 @@ class Run:
     meta: dict
 
     def loop(self, first: int, state: step.TrainState, batches, host) -> None:
-        """Updates until `total_steps`, with logging, evaluation and checkpoints at their own cadence."""
+        """Updates until `total_steps`, with logging, evaluation and checkpoints at their own
+        cadence.
+        """
         config, total, timer, number = self.config, self.total_steps, self.timer, first
-        profiler = ProfilerWindow(self.folder / "profile", config.profile.first_step, config.profile.num_steps)
+        profiler = ProfilerWindow(
+            self.folder / "profile", config.profile.first_step, config.profile.num_steps
+        )
         bar = metrics.ProgressBar(total, first)
         request, stop = preemption.SaveRequest(), False
         step_metrics, scalars, stalls = {}, {}, {}
@@ -123,7 +125,11 @@ class Run:
                 bar.advance(number)
                 stop, scalars = request.due(), {}
                 if due(number, config.log_every, total):
-                    scalars |= timer.report() | self.look(number, step_metrics) | {"data/skipped": len(host.bad)}
+                    scalars |= (
+                        timer.report()
+                        | self.look(number, step_metrics)
+                        | {"data/skipped": len(host.bad)}
+                    )
                     bar.report(number, scalars)
                     if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
                         log.warning(waiting)
@@ -153,7 +159,11 @@ class Run:
             raise Preempted
         if in_row := int(state.skipped_in_row):
             counts = {"train/skipped_steps": state.skipped_steps, "train/skipped_in_row": in_row}
-            self.look(number, step_metrics if number > first else {"train/loss": math.nan, **counts}, at_end=True)
+            self.look(
+                number,
+                step_metrics if number > first else {"train/loss": math.nan, **counts},
+                at_end=True,
+            )
         log.info("done: %d steps, results in %s", total, self.folder)
 
     def look(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
@@ -166,33 +176,45 @@ class Run:
         self.checkpointer.poll()
         self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
 
-    def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> None:
-        """Waits for the last save, and tries it again where it failed: no later state will stand for this one."""
+    def settle(
+        self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict
+    ) -> None:
+        """Waits for the last save, and tries it again where it failed: no later state will stand
+        for this one.
+        """
         with self.timer.aside("checkpoints"):
             while not self.checkpointer.wait():
                 self.save(number, state, step_metrics, scalars)
 
-    def evaluate(self, number: int, state: step.TrainState, saving: bool, until: Callable = iter) -> dict[str, float]:
+    def evaluate(
+        self, number: int, state: step.TrainState, saving: bool, until: Callable = iter
+    ) -> dict[str, float]:
         """Runs what is due; a checkpoint that is ranked by a metric has it measured."""
         ranked = self.config.checkpoint.keep_best
 
         def wanted(name):
             every = self.config.evals[name].every
-            return due(number, every, self.total_steps) or (saving and ranked.startswith(f"eval/{name}/"))
+            return due(number, every, self.total_steps) or (
+                saving and ranked.startswith(f"eval/{name}/")
+            )
 
         if not any(map(wanted, self.evals)):
             return {}
         with self.timer.aside("evaluation"):
             return suite.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
 
-    def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> dict[str, float]:
-        """Saves a state that is known to be sound; returns the time that it held the loop up, for the next line."""
+    def save(
+        self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict
+    ) -> dict[str, float]:
+        """Saves a state that is known to be sound; returns the time that it held the loop up, for
+        the next line.
+        """
         watchdog.place.begin(f"the save of step {number}")
         self.look(number, step_metrics)
         if not states.is_finite(state):
             raise NegativeResult(
-                f"the state after step {number} is not finite, though loss and gradients were: it is not saved, and "
-                "earlier checkpoints are sound; lower optim.lr"
+                f"the state after step {number} is not finite, though loss and gradients were: it "
+                "is not saved, and earlier checkpoints are sound; lower optim.lr"
             )
         with self.timer.aside("checkpoints"):
             return self.checkpointer.save(number, states.as_dict(state), self.meta, scalars)
@@ -210,7 +232,9 @@ def train(config, folder: epath.Path) -> None:
     opened = suite.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
     preflight.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
-    for line in summary.head(config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh):
+    for line in summary.head(
+        config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh
+    ):
         log.info(line)
 
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
@@ -218,11 +242,18 @@ def train(config, folder: epath.Path) -> None:
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_steps = suite.make_steps(config, model)
-    meta = dict(config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names)
+    meta = dict(
+        config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names
+    )
     skipped = nonfinite.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
-    with jax.set_mesh(mesh), Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer:
+    with (
+        jax.set_mesh(mesh),
+        Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,
+    ):
         compiling = compile_meanwhile(train_step, abstract, abstract_batch(config, mesh, source))
-        first, state = states.start_state(config, model, tx, mesh, abstract, total_steps, checkpointer)
+        first, state = states.start_state(
+            config, model, tx, mesh, abstract, total_steps, checkpointer
+        )
         workdir.claim(folder, config, source.fingerprint)
         batches, host = training_batches(config, mesh, source, first, total_steps, folder)
         with metrics.MetricWriter(folder, first) as writer:

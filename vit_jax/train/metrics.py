@@ -11,7 +11,14 @@ import jax
 import numpy as np
 from etils import epath
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from vit_jax import cli
@@ -21,7 +28,9 @@ log = logging.getLogger(__name__)
 
 
 def read_lines(path: epath.Path) -> list[dict]:
-    """The whole lines of a metrics.jsonl; a half line at the end (a kill while writing) is left out."""
+    """The whole lines of a metrics.jsonl; a half line at the end (a kill while writing) is left
+    out.
+    """
     lines = []
     for text in path.read_bytes().splitlines():
         try:
@@ -50,7 +59,8 @@ def fetch(step_metrics: dict) -> dict[str, float]:
 class MetricWriter:
     """Writes scalars of a step to all places; only the leading process writes.
 
-    Where the disk is full, training goes on: lines of metrics.jsonl are kept until they can be written.
+    Where the disk is full, training goes on: lines of metrics.jsonl are kept until they can be
+      written.
     """
 
     def __init__(self, workdir: epath.Path, resumed_step: int):
@@ -61,7 +71,9 @@ class MetricWriter:
             from clu import metric_writers  # imports TensorFlow
 
             rewind(self.path, resumed_step)
-            self.tensorboard = metric_writers.create_default_writer(str(workdir), just_logging=False)
+            self.tensorboard = metric_writers.create_default_writer(
+                str(workdir), just_logging=False
+            )
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line per step: call once, with everything that the step measured."""
@@ -73,7 +85,9 @@ class MetricWriter:
         self.to_tensorboard(lambda writer: writer.write_scalars(step, finite))
 
     def to_tensorboard(self, use: Callable) -> None:
-        """Where it can't be written, TensorBoard goes without the rest of this run: metrics.jsonl has it all."""
+        """Where it can't be written, TensorBoard goes without the rest of this run: metrics.jsonl
+        has it all.
+        """
         try:
             if self.tensorboard is not None:
                 use(self.tensorboard)
@@ -91,7 +105,9 @@ class MetricWriter:
                 os.truncate(self.path, size)
             if len(self.waiting) == 1:
                 problem = storage_problem(error) or one_line(error)[:160]
-                log.warning("%s can't be written (%s): its lines wait in memory", self.path, problem)
+                log.warning(
+                    "%s can't be written (%s): its lines wait in memory", self.path, problem
+                )
             return
         self.waiting.clear()
 
@@ -105,7 +121,9 @@ class MetricWriter:
 
 
 class ProgressBar:
-    """Steps done, loss, speed, data wait and remaining time; a bar on a terminal, log lines elsewhere."""
+    """Steps done, loss, speed, data wait and remaining time; a bar on a terminal, log lines
+    elsewhere.
+    """
 
     def __init__(self, total_steps: int, step: int):
         self.console = Console(stderr=True)
@@ -139,7 +157,9 @@ class ProgressBar:
 
 
 def evaluations(workdir: epath.Path) -> list[tuple[str, str]]:
-    """For every evaluation of the run, also before it was continued: name, and its last and best accuracy."""
+    """For every evaluation of the run, also before it was continued: name, and its last and best
+    accuracy.
+    """
     path = workdir / "metrics.jsonl"
     lines = read_lines(path) if path.exists() else []
     rows = []
@@ -155,12 +175,23 @@ def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
     """Names and values of what `perf.StepTimer.totals` found; what is not known is left out."""
 
     def row(name, text, *keys):
-        return [(name, text.format(*(totals[key] for key in keys)))] if all(key in totals for key in keys) else []
+        return (
+            [(name, text.format(*(totals[key] for key in keys)))]
+            if all(key in totals for key in keys)
+            else []
+        )
 
     rows = [("steps", f"{totals['steps']:,} in {duration(totals['seconds'])}")]
-    rows += row("images/s", "{:,.0f}, {:,.1f} per chip", "perf/images_per_sec", "perf/images_per_sec_per_chip")
+    rows += row(
+        "images/s",
+        "{:,.0f}, {:,.1f} per chip",
+        "perf/images_per_sec",
+        "perf/images_per_sec_per_chip",
+    )
     rows += row("MFU", "{:.1%}", "perf/mfu")
-    rows += row("step ms", "{:,.1f} in the middle, p95 {:,.1f}", "perf/step_ms_p50", "perf/step_ms_p95")
+    rows += row(
+        "step ms", "{:,.1f} in the middle, p95 {:,.1f}", "perf/step_ms_p50", "perf/step_ms_p95"
+    )
     rows += row("data wait", "{:.1%} of the time of the steps", "perf/data_wait")
     rows += row("compilation", "{:.1f} s", "perf/compile_s")
     rows += row("device memory", "{:.2f} GiB at the peak", "perf/hbm_gib")

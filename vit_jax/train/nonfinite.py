@@ -1,4 +1,6 @@
-"""What happens when loss or gradients are not finite: the step leaves the update out, the run tells it, or ends."""
+"""What happens when loss or gradients are not finite: the step leaves the update out, the run tells
+it, or ends.
+"""
 
 import contextlib
 import json
@@ -38,8 +40,8 @@ class SkippedUpdates:
             raise NegativeResult(self.report(number, in_row, scalars["train/loss"]))
         if skipped > self.told:
             log.warning(
-                "%d updates up to step %d were left out, because loss or gradients were not finite; %d in a row end "
-                "the run",
+                "%d updates up to step %d were left out, because loss or gradients were not "
+                "finite; %d in a row end the run",
                 *(skipped, number, self.limit),
             )
             self.told = skipped
@@ -55,7 +57,8 @@ class SkippedUpdates:
                 path.write_text(json.dumps(dict(loss=repr(loss), example_ids=ids)) + "\n")
         shown = ", ".join(map(str, ids[first][:SHOWN])) + ", ..." * (len(ids[first]) > SHOWN)
         return (
-            f"loss or gradients were not finite in {len(updates)} updates in a row, from step {first} on (loss at step "
-            f"{number}: {loss}; examples of step {first}: {shown}; of all in {path}): they were left out, and saved "
-            "checkpoints are sound; lower optim.lr, set optim.grad_clip_norm, or look at the data"
+            f"loss or gradients were not finite in {len(updates)} updates in a row, from step "
+            f"{first} on (loss at step {number}: {loss}; examples of step {first}: {shown}; of all "
+            f"in {path}): they were left out, and saved checkpoints are sound; lower optim.lr, set "
+            "optim.grad_clip_norm, or look at the data"
         )

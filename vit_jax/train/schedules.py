@@ -26,7 +26,9 @@ def rsqrt(progress, steps, *, lr, timescale, shift, **_):
 
 
 def stair(progress, steps, *, lr, stairs, warmup_steps, **_):
-    """lr, and from each step of `stairs` on, lr times its factor (of lr itself, not of the stair before)."""
+    """lr, and from each step of `stairs` on, lr times its factor (of lr itself, not of the stair
+    before).
+    """
     factors = jnp.array([1.0, *(factor for _, factor in stairs)])
     starts = jnp.array([start - warmup_steps for start, _ in stairs], jnp.float32)
     return lr * factors[jnp.searchsorted(starts, steps, side="right")]
@@ -59,7 +61,8 @@ def make_schedule(
     shift: int = 0,
     stairs: Sequence[tuple[int, float]] = (),
 ) -> Callable:
-    """The learning rate as a function of updates done: linear warm-up from 0, decay, linear cooldown to 0.
+    """The learning rate as a function of updates done: linear warm-up from 0, decay, linear
+    cooldown to 0.
 
     A run that is shorter than its warm-up (a try of a few steps) ends inside it.
 
@@ -70,7 +73,8 @@ def make_schedule(
       end_lr: where `linear` and `polynomial` end.
       power: exponent of `polynomial`.
       timescale: steps in which `rsqrt` falls to lr / sqrt(2).
-      shift: steps by which `rsqrt` starts further on, the warm-up included (to go on with another batch size).
+      shift: steps by which `rsqrt` starts further on, the warm-up included (to go on with another
+        batch size).
       stairs: of `stair`, ascending (step of the run, factor of lr from there on).
 
     Raises:
@@ -78,7 +82,10 @@ def make_schedule(
     """
     if name not in SCHEDULES:
         raise ValueError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}")
-    decay, options = SCHEDULES[name], dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
+    decay, options = (
+        SCHEDULES[name],
+        dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps),
+    )
     options |= dict(timescale=timescale, shift=shift, stairs=stairs)
 
     def schedule(step):

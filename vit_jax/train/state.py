@@ -1,4 +1,6 @@
-"""The state of a run: its shapes first, then placed; nothing is ever whole on one device. And where it starts."""
+"""The state of a run: its shapes first, then placed; nothing is ever whole on one device. And where
+it starts.
+"""
 
 import dataclasses
 import functools
@@ -25,8 +27,12 @@ OF_THE_ARRAYS = re.compile(
 
 
 def init_params(model, seed):
-    """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no number."""
-    params = model.with_scan(False).init(jax.random.key(seed), jnp.zeros((1, *model.image_size, 3)))["params"]
+    """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no
+    number.
+    """
+    params = model.with_scan(False).init(
+        jax.random.key(seed), jnp.zeros((1, *model.image_size, 3))
+    )["params"]
     return scan_layout.relayout(params, model.scan, jnp.stack)
 
 
@@ -40,7 +46,9 @@ def abstract_state(config, model, tx, mesh) -> step.TrainState:
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     shapes = jax.eval_shape(create, adapt.abstract_params(model))
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place
+    )
 
 
 def shardings(abstract):
@@ -71,7 +79,9 @@ def brought_here(state: dict, model, abstract) -> step.TrainState:
     return step.TrainState(**jax.jit(change, out_shardings=shardings(as_dict(abstract)))(state))
 
 
-def branched_state(config, total_steps: int, saved_as, model, abstract) -> tuple[int, step.TrainState]:
+def branched_state(
+    config, total_steps: int, saved_as, model, abstract
+) -> tuple[int, step.TrainState]:
     """The whole state of the checkpoint `config.branch_from` as (step, state).
 
     Raises:
@@ -80,25 +90,32 @@ def branched_state(config, total_steps: int, saved_as, model, abstract) -> tuple
     folder = checkpoint.absolute(config.branch_from)
     if not (folder / "state").exists():
         raise UserError(
-            f"config key branch_from={config.branch_from} is no checkpoint: give one by its step, as "
-            f"{checkpoint.find(config.branch_from)}"
+            f"config key branch_from={config.branch_from} is no checkpoint: give one by its step, "
+            f"as {checkpoint.find(config.branch_from)}"
         )
     meta = checkpoint.read_meta(folder)
     if "step" not in meta:
-        raise UserError(f"config key branch_from={config.branch_from} names weights alone: use init_from for them")
-    different = workdir.differences(config, meta["config"], lambda key: bool(OF_THE_ARRAYS.fullmatch(key)))
+        raise UserError(
+            f"config key branch_from={config.branch_from} names weights alone: use init_from for "
+            "them"
+        )
+    different = workdir.differences(
+        config, meta["config"], lambda key: bool(OF_THE_ARRAYS.fullmatch(key))
+    )
     decays = meta["config"]["optim"]["ema_decay"], config.optim.ema_decay
     if bool(decays[0]) != bool(decays[1]):
         different.append(f"optim.ema_decay: {decays[0]} -> {decays[1]}")
     if different:
         raise UserError(
-            f"config key branch_from={config.branch_from} names a run with another state ({'; '.join(different)}): "
-            "undo these differences, or start from its weights alone with init_from"
+            f"config key branch_from={config.branch_from} names a run with another state "
+            f"({'; '.join(different)}): undo these differences, or start from its weights alone "
+            "with init_from"
         )
     if meta["step"] >= total_steps:
         raise UserError(
-            f"config key branch_from={config.branch_from} is a checkpoint of step {meta['step']}, where this run of "
-            f"{total_steps} steps has ended: set total_steps to the steps of both together"
+            f"config key branch_from={config.branch_from} is a checkpoint of step {meta['step']}, "
+            f"where this run of {total_steps} steps has ended: set total_steps to the steps of "
+            "both together"
         )
     state = checkpoint.read_state(folder, saved_as)
     log.info("branches off from %s", folder)
@@ -109,18 +126,26 @@ def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     adapt.check_same_function(weights, model)
-    params = scan_layout.relayout(adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack)
-    params = jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params)
+    params = scan_layout.relayout(
+        adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack
+    )
+    params = jax.tree.map(
+        lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params
+    )
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
-def start_state(config, model, tx, mesh, abstract, total_steps: int, checkpointer) -> tuple[int, step.TrainState]:
-    """(updates done, state): of this workdir's newest checkpoint, else of `branch_from`, else of `init_from` or the
-    seed."""
+def start_state(
+    config, model, tx, mesh, abstract, total_steps: int, checkpointer
+) -> tuple[int, step.TrainState]:
+    """(updates done, state): of this workdir's newest checkpoint, else of `branch_from`, else of
+    `init_from` or the seed."""
 
     def saved_as(meta):
-        return as_dict(abstract_state(config, model.with_scan(meta["model"].get("scan", False)), tx, mesh))
+        return as_dict(
+            abstract_state(config, model.with_scan(meta["model"].get("scan", False)), tx, mesh)
+        )
 
     if restored := checkpointer.restore(saved_as):
         return restored[0], brought_here(restored[1], model, abstract)

@@ -21,7 +21,9 @@ class TrainState:
     opt_state: Any
     ema_params: Any  # like params, or {} without EMA
     skipped_steps: Any  # int32 []: updates left out because loss or gradients were not finite
-    skipped_in_row: Any  # int32 []: of these, the newest ones without a sound one between or after them
+    skipped_in_row: (
+        Any  # int32 []: of these, the newest ones without a sound one between or after them
+    )
 
 
 def create_state(params, tx, ema_decay: float) -> TrainState:
@@ -36,7 +38,9 @@ def eval_params(state: TrainState):
 
 
 def split_microbatches(batch, accum_steps: int):
-    """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; rows are dealt out so that each device keeps its own."""
+    """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; rows are dealt out so that each
+    device keeps its own.
+    """
 
     def split(x):
         return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
@@ -73,13 +77,13 @@ def make_train_step(
       tx: optimizer; clipping happens inside it, on the gradient of the whole batch.
       schedule: learning rate by step, for the metrics.
       loss: key of `losses.LOSSES`.
-      preprocess: (batch, key of the step) -> dict of `image` float32 [batch, H, W, 3], `label` float32
-        [batch, classes], `mask` float32 [batch] (0: does not count).
+      preprocess: (batch, key of the step) -> dict of `image` float32 [batch, H, W, 3], `label`
+        float32 [batch, classes], `mask` float32 [batch] (0: does not count).
       prng: implementation of random numbers, as `jax.random.key` knows them.
       accum_steps: microbatches; the update equals that of one batch.
       ema_decay: of the averaged parameters; 0 is off.
-      max_skipped: after so many updates in a row that were not finite nothing is updated any more, until the host
-        looks at `skipped_in_row`, which then tells where it began.
+      max_skipped: after so many updates in a row that were not finite nothing is updated any more,
+        until the host looks at `skipped_in_row`, which then tells where it began.
 
     Randomness is a function of (seed, step, microbatch) and of what the batch brings along only.
     """
@@ -109,7 +113,9 @@ def make_train_step(
         mix_key, dropout_key = jax.random.split(key)
         value, grads = loss_and_grads(state.params, preprocess(batch, mix_key), dropout_key)
         grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & (state.skipped_in_row < max_skipped)
+        finite = (
+            jnp.isfinite(value) & jnp.isfinite(grad_norm) & (state.skipped_in_row < max_skipped)
+        )
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -119,10 +125,15 @@ def make_train_step(
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema_params),
         )
-        skipped, in_row = state.skipped_steps + ~finite, jnp.where(finite, 0, state.skipped_in_row + 1)
+        skipped, in_row = (
+            state.skipped_steps + ~finite,
+            jnp.where(finite, 0, state.skipped_in_row + 1),
+        )
         metrics = {
             "train/loss": value,
-            "train/lr": schedule(state.step - state.skipped_steps),  # the optimizer counts the updates that it made
+            "train/lr": schedule(
+                state.step - state.skipped_steps
+            ),  # the optimizer counts the updates that it made
             "train/grad_norm": grad_norm,
             "train/skipped_steps": skipped,
             "train/skipped_in_row": in_row,

@@ -25,7 +25,9 @@ def hbm_gib() -> dict[str, float]:
 
 
 class Span:
-    """What the steps of a stretch of training took. Seconds are of training alone, without what `aside` times."""
+    """What the steps of a stretch of training took. Seconds are of training alone, without what
+    `aside` times.
+    """
 
     def __init__(self):
         self.steps, self.seconds, self.waited, self.step_s = 0, 0.0, 0.0, array.array("d")
@@ -40,16 +42,22 @@ class Span:
 class StepTimer:
     """How fast the steps are, since the last report and in all.
 
-    Steps are dispatched ahead of the device, so that the time between two dispatches says little. After each dispatch
-    the timer waits for the metrics of the step before last: the device has a step to do meanwhile, and the waits end as
-    far apart as steps end, or as the host takes where it is the slower one. Where the queue fills and drains (around a
-    report, an evaluation, a save) that is not so; a stretch without another measure counts as steps of equal length.
+    Steps are dispatched ahead of the device, so that the time between two dispatches says little.
+    After each dispatch
+    the timer waits for the metrics of the step before last: the device has a step to do meanwhile,
+    and the waits end as far apart as steps end, or as the host takes where it is the slower one.
+    Where the queue fills and drains (around a report, an evaluation, a save) that is not so; a
+    stretch without another measure counts as steps of equal length.
     """
 
     AHEAD = 2  # steps that are dispatched and not waited for
 
-    def __init__(self, batch_size: int, train_flops: float, peak_flops: float | None, num_devices: int):
-        """`train_flops`: forward and backward FLOPs of one image; `peak_flops`: of one device, if known."""
+    def __init__(
+        self, batch_size: int, train_flops: float, peak_flops: float | None, num_devices: int
+    ):
+        """`train_flops`: forward and backward FLOPs of one image; `peak_flops`: of one device, if
+        known.
+        """
         self.batch_size, self.train_flops, self.peak_flops = batch_size, train_flops, peak_flops
         self.num_devices = num_devices
         self.since_report, self.in_all, self.aside_s = Span(), Span(), {}
@@ -65,7 +73,9 @@ class StepTimer:
         return batch
 
     def step(self, train_step: Callable, state, batch) -> tuple[Any, dict]:
-        """Calls `train_step`; the first call is counted as compilation, unless `compile_s` is set before."""
+        """Calls `train_step`; the first call is counted as compilation, unless `compile_s` is set
+        before.
+        """
         (state, metrics), seconds = timed(train_step, state, batch)
         if self.compile_s is None:
             self.compile_s = seconds
@@ -132,18 +142,27 @@ class StepTimer:
         return scalars
 
     def totals(self) -> dict:
-        """Metrics of all steps, and `steps`, `seconds` since the start, and `aside`: seconds by what was timed."""
+        """Metrics of all steps, and `steps`, `seconds` since the start, and `aside`: seconds by
+        what was timed.
+        """
         last = self.report()
         compiled = {} if self.compile_s is None else {"perf/compile_s": self.compile_s}
         found = last | self.speed(self.in_all) | compiled
-        return found | dict(steps=self.in_all.steps, seconds=time.perf_counter() - self.begun, aside=self.aside_s)
+        return found | dict(
+            steps=self.in_all.steps, seconds=time.perf_counter() - self.begun, aside=self.aside_s
+        )
 
 
 class ProfilerWindow:
     """Traces `num_steps` steps from `first_step` on into `folder`; num_steps 0 is off."""
 
     def __init__(self, folder, first_step: int, num_steps: int):
-        self.folder, self.first, self.last, self.running = str(folder), first_step, first_step + num_steps, False
+        self.folder, self.first, self.last, self.running = (
+            str(folder),
+            first_step,
+            first_step + num_steps,
+            False,
+        )
 
     def before_step(self, step: int) -> None:
         """`step`: the update about to be done, counted from 1."""

@@ -29,12 +29,15 @@ def make(path: str) -> epath.Path:
     """
     if bad := set("[]\\") & set(path):
         raise UserError(
-            f"--workdir={path} has the character {bad.pop()}, with which checkpoints can't be read back: rename it"
+            f"--workdir={path} has the character {bad.pop()}, with which checkpoints can't be read "
+            "back: rename it"
         )
     try:
         workdir = checkpoint.absolute(path)
     except KeyError:
-        raise UserError(f"--workdir={path} is on a store of unknown kind: use a local path or gs://") from None
+        raise UserError(
+            f"--workdir={path} is on a store of unknown kind: use a local path or gs://"
+        ) from None
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe = workdir / f".write_test_{jax.process_index()}"
@@ -42,7 +45,9 @@ def make(path: str) -> epath.Path:
         probe.unlink()
     except Exception as error:  # every store has errors of its own
         problem = storage_problem(error) or one_line(error)[:160]
-        raise UserError(f"--workdir={path} can't be written ({problem}): choose another folder") from error
+        raise UserError(
+            f"--workdir={path} can't be written ({problem}): choose another folder"
+        ) from error
     return workdir
 
 
@@ -54,16 +59,24 @@ def is_fixed(key: str) -> bool:
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
     now, before = dict(configs.flatten(config)), dict(configs.flatten(saved))
-    fixed = ("model.scan",) if now["optim.name"] == "adafactor" else ()  # its moments are factored by the layout
+    fixed = (
+        ("model.scan",) if now["optim.name"] == "adafactor" else ()
+    )  # its moments are factored by the layout
     keys = sorted(key for key in now.keys() | before.keys() if key in fixed or matters(key))
 
     def show(values, key):
         return repr(values[key]) if key in values else "(unset)"
 
-    return [f"{key}: {show(before, key)} -> {show(now, key)}" for key in keys if show(before, key) != show(now, key)]
+    return [
+        f"{key}: {show(before, key)} -> {show(now, key)}"
+        for key in keys
+        if show(before, key) != show(now, key)
+    ]
 
 
-def check(workdir: epath.Path, config, fingerprint: str, matters: Callable[[str], bool] = is_fixed) -> None:
+def check(
+    workdir: epath.Path, config, fingerprint: str, matters: Callable[[str], bool] = is_fixed
+) -> None:
     """Refuses a workdir that holds another run, or whose training data have changed since it began.
 
     Raises:
@@ -74,7 +87,10 @@ def check(workdir: epath.Path, config, fingerprint: str, matters: Callable[[str]
         return
     try:
         saved = json.loads(path.read_text())
-        different, began = differences(config, saved["config"], matters), saved.get("data_fingerprint", fingerprint)
+        different, began = (
+            differences(config, saved["config"], matters),
+            saved.get("data_fingerprint", fingerprint),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
     if different:
@@ -84,14 +100,22 @@ def check(workdir: epath.Path, config, fingerprint: str, matters: Callable[[str]
         )
     if began != fingerprint:
         raise UserError(
-            f"{config.data.name} is not what it was when the run in --workdir={workdir} began (fingerprint {began}, "
-            f"now {fingerprint}): files were added, removed or renamed; restore them, or choose another --workdir"
+            f"{config.data.name} is not what it was when the run in --workdir={workdir} began "
+            f"(fingerprint {began}, now {fingerprint}): files were added, removed or renamed; "
+            "restore them, or choose another --workdir"
         )
 
 
 def claim(workdir: epath.Path, config, fingerprint: str) -> None:
-    """Writes config.json: the resolved config, what the training data are, versions, commit and command."""
+    """Writes config.json: the resolved config, what the training data are, versions, commit and
+    command.
+    """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
-    record |= dict(versions=versions.versions(), commit=versions.commit(), code=versions.code(), command=sys.argv)
+    record |= dict(
+        versions=versions.versions(),
+        commit=versions.commit(),
+        code=versions.code(),
+        command=sys.argv,
+    )
     if jax.process_index() == 0:
         cli.replace(workdir / "config.json", json.dumps(record, indent=2) + "\n")

@@ -1,4 +1,5 @@
-"""VTAB-1k (arXiv 1910.04867): 19 tasks with 1,000 training images each, checked, prepared and run by one command.
+"""VTAB-1k (arXiv 1910.04867): 19 tasks with 1,000 training images each, checked, prepared and run
+by one command.
 
 python -m vit_jax.vtab check   --config=configs/vtab.py [--tasks=a,b]
 python -m vit_jax.vtab prepare --config=configs/vtab.py [--tasks=a,b]
@@ -38,7 +39,9 @@ def check(config, names: list[str], path: str | None) -> None:
     check.show(rows)
     cli.write(path, rows)
     if bad := [name for name, row in rows.items() if row["state"] not in ("ready", "generated")]:
-        raise NegativeResult(f"{len(bad)} of {len(names)} tasks are not ready, the first is {bad[0]}: see the table")
+        raise NegativeResult(
+            f"{len(bad)} of {len(names)} tasks are not ready, the first is {bad[0]}: see the table"
+        )
 
 
 def run(config, names: list[str], folder: str | None, path: str | None) -> None:
@@ -60,16 +63,27 @@ def run(config, names: list[str], folder: str | None, path: str | None) -> None:
             cli.write(path, found)
         if bad := [name for name in names if found["tasks"][name]["status"] != "done"]:
             raise NegativeResult(
-                f"{len(bad)} of {len(names)} tasks have no result, the first is {bad[0]}: see the table"
+                f"{len(bad)} of {len(names)} tasks have no result, the first is {bad[0]}: see the "
+                "table"
             )
 
 
 def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser("vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.ArgumentParser(
+        "vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
     parser.add_argument("command", choices=("check", "prepare", "run"))
-    parser.add_argument("--config", required=True, metavar="FILE.py[:ARG]", help="the protocol; --config.KEY=VALUE")
-    parser.add_argument("--workdir", metavar="DIR", help="of run: where results are kept; the same command continues")
-    parser.add_argument("--tasks", default="", metavar="A,B", help="some of the tasks (default: all)")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE.py[:ARG]", help="the protocol; --config.KEY=VALUE"
+    )
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        help="of run: where results are kept; the same command continues",
+    )
+    parser.add_argument(
+        "--tasks", default="", metavar="A,B", help="some of the tasks (default: all)"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args, overrides = parser.parse_known_args(argv)
@@ -77,7 +91,10 @@ def main(argv: list[str]) -> int:
     def work():
         config, names = configs.load(args.config, overrides), tasks_of(args.tasks)
         if not config.vtab:
-            raise UserError(f"config {args.config} has no settings of VTAB: use configs/vtab.py, or set vtab in it")
+            raise UserError(
+                f"config {args.config} has no settings of VTAB: use configs/vtab.py, or set vtab "
+                "in it"
+            )
         cli.check(args.json)
         if args.command == "run":
             return run(config, names, args.workdir, args.json)

@@ -21,7 +21,13 @@ def size_of(builder_name: str, builder) -> str:
     if gigabytes := MANUAL_GB.get(builder_name):
         return f"{gigabytes:g} GB"
     total = sum(info.size for info in (builder.url_infos or {}).values() if info.size)
-    return "size unknown" if not total else f"{total / 1e9:.1f} GB" if total > 1e9 else f"{total / 1e6:.0f} MB"
+    return (
+        "size unknown"
+        if not total
+        else f"{total / 1e9:.1f} GB"
+        if total > 1e9
+        else f"{total / 1e6:.0f} MB"
+    )
 
 
 def what_to_do(name: str, found, data_dir: str) -> str:
@@ -46,7 +52,11 @@ def check(config, names: Sequence[str]) -> dict[str, dict]:
     for name in names:
         try:
             found = task_data.locate(name, config)
-            rows[name] = dict(state=found.state, detail=what_to_do(name, found, config.data.data_dir), fingerprint=None)
+            rows[name] = dict(
+                state=found.state,
+                detail=what_to_do(name, found, config.data.data_dir),
+                fingerprint=None,
+            )
             if found.state == "ready":
                 rows[name] |= of_ready(name, found)
         except UserError as error:
@@ -62,9 +72,14 @@ def of_ready(name: str, found) -> dict:
     fingerprint = fingerprints.ids(*where) | dict(pixels=fingerprints.pixels(*where))
     state = dict(state="ready", fingerprint=fingerprint)
     if fingerprint["is_known"] is False:
-        state |= dict(state="other examples", detail=f"{found.detail}: the 1,000 examples are not those of VTAB-1k")
+        state |= dict(
+            state="other examples",
+            detail=f"{found.detail}: the 1,000 examples are not those of VTAB-1k",
+        )
     elif found.is_generated:
-        state |= dict(state="generated", detail=f"{found.detail}: made-up pixels, results are labelled")
+        state |= dict(
+            state="generated", detail=f"{found.detail}: made-up pixels, results are labelled"
+        )
     return state
 
 
@@ -72,14 +87,21 @@ def show(rows: dict[str, dict]) -> None:
     table = Table("task", "state", "ids", "pixels", "where, or what to do", title="VTAB-1k")
     for name, row in rows.items():
         fingerprint = row["fingerprint"] or {}
-        known = {True: "VTAB's", False: "others", None: "not known" if fingerprint else ""}[fingerprint.get("is_known")]
-        style = None if row["state"] == "ready" else "yellow" if row["state"] == "generated" else "red"
-        table.add_row(name, row["state"], known, fingerprint.get("pixels", ""), row["detail"], style=style)
+        known = {True: "VTAB's", False: "others", None: "not known" if fingerprint else ""}[
+            fingerprint.get("is_known")
+        ]
+        style = (
+            None if row["state"] == "ready" else "yellow" if row["state"] == "generated" else "red"
+        )
+        table.add_row(
+            name, row["state"], known, fingerprint.get("pixels", ""), row["detail"], style=style
+        )
     Console(width=None if Console().is_terminal else 240).print(table)
 
 
 def prepare(config, names: Sequence[str]) -> None:
-    """Lets TFDS prepare what is missing, and where the config says so draws sprites in the place of dSprites.
+    """Lets TFDS prepare what is missing, and where the config says so draws sprites in the place of
+    dSprites.
 
     Raises:
       NegativeResult: some could not be prepared; the log says why.
@@ -99,11 +121,14 @@ def prepare(config, names: Sequence[str]) -> None:
                     download.prepare_builder(found.builder, VTAB[name].builder)
                 found = task_data.locate(name, config)
             if found.state != "ready":
-                raise NegativeResult(f"{found.state}: {what_to_do(name, found, config.data.data_dir)}")
+                raise NegativeResult(
+                    f"{found.state}: {what_to_do(name, found, config.data.data_dir)}"
+                )
         except UserError as error:
             problems[name] = one_line(error)
             log.warning("%s: %s", name, problems[name])
     if problems:
         raise NegativeResult(
-            f"{len(problems)} of {len(names)} tasks are not prepared: {', '.join(problems)}; see above"
+            f"{len(problems)} of {len(names)} tasks are not prepared: {', '.join(problems)}; see "
+            "above"
         )

@@ -1,4 +1,6 @@
-"""Whether the 1,000 examples of a task are those of VTAB-1k: by the keys that TFDS orders them by, and their pixels."""
+"""Whether the 1,000 examples of a task are those of VTAB-1k: by the keys that TFDS orders them by,
+and their pixels.
+"""
 
 import concurrent.futures
 import hashlib
@@ -14,8 +16,9 @@ from vit_jax.data.sources.vtab_tasks import Task
 from vit_jax.errors import UserError, one_line
 from vit_jax.vtab import sprites
 
-# SHA-256, first 16 digits, of the keys of train800 and val200, one a line. They follow by `tfds_order` from the keys of
-# the whole data set, where these are known without it: numbers, or names in lists that TFDS has.
+# SHA-256, first 16 digits, of the keys of train800 and val200, one a line. They follow by
+# `tfds_order` from the keys of the whole data set, where these are known without it: numbers, or
+# names in lists that TFDS has.
 MANIFEST = {
     "cifar100": ("5b25ee0661c3bc4a", "93377e439662509b"),
     "svhn_cropped": ("901fe4f6d4f65bc8", "36ae944d2e322a4f"),
@@ -26,7 +29,10 @@ MANIFEST = {
     "eurosat/rgb": ("7dac90dec1b73063", "5c9a3ab3702faf20"),
     "resisc45": ("7c42d524f21f8a68", "2a2bb0da49b4bb17"),
 }
-SUPPOSED = ("eurosat/rgb", "resisc45")  # of these, on the supposition that files are numbered from 1 on
+SUPPOSED = (
+    "eurosat/rgb",
+    "resisc45",
+)  # of these, on the supposition that files are numbered from 1 on
 CHUNK, THREADS = 100, 4  # records held at a time, and decoded at a time
 NAMES = ("id", "file_name", "image/file_name", "filename", "name")  # features that name an example
 FACTORS = tuple(f"label_{name}" for name in sprites.NAMES)
@@ -50,7 +56,9 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def features_of(source, found: vtab_source.Found, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+def features_of(
+    source, found: vtab_source.Found, names: Sequence[str]
+) -> list[dict[str, np.ndarray]]:
     """The values of the features `names` of all records."""
     features = found.builder.info.features
     if not names:
@@ -65,11 +73,18 @@ def features_of(source, found: vtab_source.Found, names: Sequence[str]) -> list[
 
 
 def ids(name: str, task: Task, found: vtab_source.Found) -> dict:
-    """Of train800val200: a digest `ids`, and `is_known`, whether they are VTAB's (None: that can't be known)."""
+    """Of train800val200: a digest `ids`, and `is_known`, whether they are VTAB's (None: that can't
+    be known).
+    """
     source = vtab_source.open_part(name, task, found, "train800val200")
     wanted = (*NAMES, *(FACTORS if task.builder == "dsprites" else ()))
-    examples = features_of(source, found, [key for key in wanted if key in found.builder.info.features])
-    keys, known = [key_of(task.builder, example) for example in examples], MANIFEST.get(task.builder)
+    examples = features_of(
+        source, found, [key for key in wanted if key in found.builder.info.features]
+    )
+    keys, known = (
+        [key_of(task.builder, example) for example in examples],
+        MANIFEST.get(task.builder),
+    )
     parts = None if None in keys else (digest(keys[:800]), digest(keys[800:]))
     is_known = parts == known if known and parts else None
     if task.builder in SUPPOSED and not is_known:
@@ -95,7 +110,8 @@ def pixels(name: str, task: Task, found: vtab_source.Found) -> str:
             image, label = parse(record, i)
         except tf.errors.OpError as error:
             raise UserError(
-                f"{source.describe(i)} can't be decoded ({one_line(error)[:100]}): prepare the data set again"
+                f"{source.describe(i)} can't be decoded ({one_line(error)[:100]}): prepare the "
+                "data set again"
             ) from None
         return image.numpy(), int(label)
 

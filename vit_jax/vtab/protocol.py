@@ -6,8 +6,8 @@ from vit_jax import config as configs
 
 # What a protocol says; all else is as by default, or free.
 PROTOCOLS = {
-    # arXiv 2010.11929 table 4 and appendix B.1.1, which does not tell the warm-up: it is that of the published code.
-    # Three runs as in its follow-ups.
+    # arXiv 2010.11929 table 4 and appendix B.1.1, which does not tell the warm-up: it is that of
+    # the published code. Three runs as in its follow-ups.
     "vit": {
         "total_steps": 2_500,
         "image_size": 384,
@@ -26,8 +26,8 @@ PROTOCOLS = {
         "evals.test.data.crop": "resize",
     },
 }
-# arXiv 1910.04867, the lightweight sweep: four settings, chosen by task on val200; the median of three runs. The
-# warm-up is that of its script.
+# arXiv 1910.04867, the lightweight sweep: four settings, chosen by task on val200; the median of
+# three runs. The warm-up is that of its script.
 PROTOCOLS["lightweight"] = PROTOCOLS["vit"] | {
     "image_size": 224,
     "data.crop": "resize",
@@ -55,5 +55,12 @@ FREE = re.compile(
 def departures(config) -> list[str]:
     """What a config does differently from its protocol, as "key: protocol's -> config's"."""
     usual, wanted = configs.known_keys(), PROTOCOLS[config.vtab.protocol]
-    compared = ((key, wanted.get(key, usual[configs.generic(key)]), value) for key, value in configs.flatten(config))
-    return [f"{key}: {said} -> {value}" for key, said, value in compared if value != said and not FREE.fullmatch(key)]
+    compared = (
+        (key, wanted.get(key, usual[configs.generic(key)]), value)
+        for key, value in configs.flatten(config)
+    )
+    return [
+        f"{key}: {said} -> {value}"
+        for key, said, value in compared
+        if value != said and not FREE.fullmatch(key)
+    ]

@@ -1,4 +1,6 @@
-"""The results of a suite: a file per task as soon as it is done, and for all JSON, a Markdown table and a bar chart."""
+"""The results of a suite: a file per task as soon as it is done, and for all JSON, a Markdown table
+and a bar chart.
+"""
 
 import json
 import math
@@ -25,7 +27,11 @@ COLORS = dict(zip(GROUPS, ("tab:red", "tab:green", "tab:blue"), strict=True))
 
 def mean_of(tasks: dict[str, dict], group: str | None) -> float | None:
     """The mean over all tasks of a group, or of VTAB; None where one has no result."""
-    values = [tasks.get(name, PENDING)["top1"] for name, task in VTAB.items() if group in (None, task.group)]
+    values = [
+        tasks.get(name, PENDING)["top1"]
+        for name, task in VTAB.items()
+        if group in (None, task.group)
+    ]
     return None if None in values else float(np.mean(values))
 
 
@@ -38,10 +44,14 @@ def data_departures(task: dict) -> list[str]:
 
 
 def confidence(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % confidence interval of a mean, by Student's t; None for a single value."""
+    """Half the width of the 95 % confidence interval of a mean, by Student's t; None for a single
+    value.
+    """
     if len(values) < 2:
         return None
-    return float(scipy.stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return float(
+        scipy.stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    )
 
 
 class Results:
@@ -57,9 +67,19 @@ class Results:
     def read(self, name: str, seed: int) -> dict | None:
         try:
             found = json.loads(self.path(name, seed).read_text())
-            is_whole = found["status"] != "done" or (math.isfinite(found["top1"]) and found["data"].keys() >= DATA_KEYS)
-            return found if is_whole and found.keys() >= PENDING.keys() - {"seeds", "ci95"} else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or it is damaged: it runs again
+            is_whole = found["status"] != "done" or (
+                math.isfinite(found["top1"]) and found["data"].keys() >= DATA_KEYS
+            )
+            return (
+                found if is_whole and found.keys() >= PENDING.keys() - {"seeds", "ci95"} else None
+            )
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ):  # none, or it is damaged: it runs again
             return None
 
     def begin(self) -> list[tuple[str, int]]:
@@ -89,7 +109,10 @@ class Results:
         worst = next((run for run in runs if run["status"] != "done"), None)
         if worst:
             return group | worst | dict(seeds=[], ci95=None)
-        top1, first = [run["top1"] for run in runs], max(runs, key=lambda run: len(data_departures(run)))
+        top1, first = (
+            [run["top1"] for run in runs],
+            max(runs, key=lambda run: len(data_departures(run))),
+        )
         score = dict(mean=np.mean, median=np.median)[self.config.vtab.score](top1)
         return group | first | dict(top1=float(score), seeds=top1, ci95=confidence(top1))
 
@@ -98,14 +121,17 @@ class Results:
         names = [name for name in VTAB if name in self.names or not self.missing([name])]
         tasks = {name: self.of_task(name) for name in names}
         departures = protocol.departures(self.config)
-        departures += [f"{name}: {told}" for name, task in tasks.items() for told in data_departures(task)]
+        departures += [
+            f"{name}: {told}" for name, task in tasks.items() for told in data_departures(task)
+        ]
         return dict(
             protocol=self.config.vtab.protocol,
             standard=not departures,
             departures=departures,
             checkpoint=self.config.init_from,
             tasks=tasks,
-            means={group: mean_of(tasks, group) for group in GROUPS} | dict(all=mean_of(tasks, None)),
+            means={group: mean_of(tasks, group) for group in GROUPS}
+            | dict(all=mean_of(tasks, None)),
         )
 
     def publish(self) -> dict:
@@ -139,7 +165,9 @@ def rows(found: dict) -> list[tuple[str, str, str, str, str]]:
     for group in GROUPS:
         for name in [name for name, task in found["tasks"].items() if task["group"] == group]:
             task = found["tasks"][name]
-            lines.append((group, name, percent(task["top1"]), percent(task["ci95"]), notes(found, name)))
+            lines.append(
+                (group, name, percent(task["top1"]), percent(task["ci95"]), notes(found, name))
+            )
         lines.append((group, "mean", percent(found["means"][group]), "", ""))
     return [*lines, ("all", "mean", percent(found["means"]["all"]), "", "")]
 
@@ -152,7 +180,11 @@ def title(found: dict) -> str:
 def markdown(found: dict) -> str:
     head = ("group", "task", "top-1, %", "± (95 %)", "notes")
     table = [head, ("---",) * len(head), *rows(found)]
-    lines = [f"# {title(found)}", "", *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table)]
+    lines = [
+        f"# {title(found)}",
+        "",
+        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table),
+    ]
     if found["departures"]:
         lines += ["", "Non-standard, because it departs from the protocol:", ""]
         lines += [f"- {departure}" for departure in found["departures"]]
@@ -182,6 +214,10 @@ def chart(found: dict, path: epath.Path) -> None:
     panel.set_xticks(range(len(order)), names, rotation=40, ha="right", fontsize=8)
     panel.set(ylabel="top-1, %", ylim=(0, 100), title=title(found))
     panel.grid(axis="y", alpha=0.3)
-    panel.legend(handles=[Patch(color=color, label=group) for group, color in COLORS.items()], ncols=3, fontsize=8)
+    panel.legend(
+        handles=[Patch(color=color, label=group) for group, color in COLORS.items()],
+        ncols=3,
+        fontsize=8,
+    )
     with path.open("wb") as file:
         figure.savefig(file, format="png", dpi=120)

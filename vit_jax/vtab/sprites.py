@@ -1,7 +1,9 @@
-"""Sprites with the structure of dSprites, drawn here, for trials without network; results on them are labelled.
+"""Sprites with the structure of dSprites, drawn here, for trials without network; results on them
+are labelled.
 
-3 shapes x 6 scales x 40 orientations x 32 x 32 positions, 64 x 64 pixels of 0 and 1, in TFDS's features and order: a
-part such as train800 has the labels that it has in the real data. The pixels are not those of dSprites.
+3 shapes x 6 scales x 40 orientations x 32 x 32 positions, 64 x 64 pixels of 0 and 1, in TFDS's
+features and order: a part such as train800 has the labels that it has in the real data. The pixels
+are not those of dSprites.
 """
 
 import functools
@@ -23,7 +25,8 @@ from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.vtab")
 
-# Latents in the order in which an example's number counts them, the last one fastest; their values as in dSprites.
+# Latents in the order in which an example's number counts them, the last one fastest; their values
+# as in dSprites.
 SIDE, POSITIONS, ORIENTATIONS = 64, 32, 40
 SHAPES = ("square", "ellipse", "heart")
 SCALES = np.linspace(0.5, 1.0, 6)
@@ -48,7 +51,9 @@ def inside(shape: str, x, y):
 
 @functools.cache
 def base(shape: int, scale: int, orientation: int) -> np.ndarray:
-    """A sprite at position (0, 0), uint8 [64, 64] of 0 and 1: a pixel is 1 where half of it is covered."""
+    """A sprite at position (0, 0), uint8 [64, 64] of 0 and 1: a pixel is 1 where half of it is
+    covered.
+    """
     line = (np.arange(SIDE * FINE) + 0.5) / FINE - SIDE / 4
     x, y = np.meshgrid(line, -line)
     angle = 2 * math.pi * orientation / (ORIENTATIONS - 1)
@@ -76,13 +81,18 @@ def example(number: int) -> bytes:
     line = [latents[axis] / (POSITIONS - 1) for axis in (3, 4)]
     values = (latents[0] + 1, SCALES[latents[1]], angle, *line)
     features = {"image": shards.of_bytes(buffer.getvalue())}
-    features |= {f"label_{name}": shards.of_int(latent) for name, latent in zip(NAMES, latents, strict=True)}
-    features |= {f"value_{name}": shards.of_float(value) for name, value in zip(NAMES, values, strict=True)}
+    features |= {
+        f"label_{name}": shards.of_int(latent) for name, latent in zip(NAMES, latents, strict=True)
+    }
+    features |= {
+        f"value_{name}": shards.of_float(value) for name, value in zip(NAMES, values, strict=True)
+    }
     return shards.encode(features)
 
 
 def write(data_dir: str, count: int = COUNT) -> pathlib.Path:
-    """Writes DATA_DIR/generated/dsprites/2.0.0, and returns it; what is there already is left as it is.
+    """Writes DATA_DIR/generated/dsprites/2.0.0, and returns it; what is there already is left as it
+    is.
 
     Args:
       count: of examples, in TFDS's order; fewer for tests.
@@ -111,22 +121,30 @@ def draw(data_dir: str, count: int) -> pathlib.Path:
     numbers = order("train", [str(i) for i in range(COUNT)])[:count]
     parts = np.array_split(numbers, NUM_SHARDS)
     log.info("drawing %s sprites in %s", f"{count:,}", root)
-    for path, part in zip(writer.shard_paths(staging, "dsprites", "train", NUM_SHARDS), parts, strict=True):
+    for path, part in zip(
+        writer.shard_paths(staging, "dsprites", "train", NUM_SHARDS), parts, strict=True
+    ):
         shards.write_records(path, map(example, part.tolist()))
         log.info("%s: %s sprites", path.name, f"{len(part):,}")
-    builder = tfds.builder(f"dsprites:{VERSION}", data_dir=os.fspath(root), file_format="array_record")
+    builder = tfds.builder(
+        f"dsprites:{VERSION}", data_dir=os.fspath(root), file_format="array_record"
+    )
     results = {"train": [dict(examples=len(part)) for part in parts]}
     builder.info.set_splits(writer.split_dict(staging, "dsprites", results))
     builder.info.write_to_directory(staging)
-    shards.write_json(staging / f"{vtab_source.GENERATED}.json", dict(by="vit_jax.vtab.sprites", like="dSprites"))
+    shards.write_json(
+        staging / f"{vtab_source.GENERATED}.json", dict(by="vit_jax.vtab.sprites", like="dSprites")
+    )
     staging.rename(folder)
     return folder
 
 
 def order(split: str, keys: Sequence[str]) -> np.ndarray:
-    """Numbers of the examples in the order of the files, int64 [examples]: by the MD5 of split and key.
+    """Numbers of the examples in the order of the files, int64 [examples]: by the MD5 of split and
+    key.
 
-    A split is cut into shards in this order, so a slice such as train[:800] does not depend on their number.
+    A split is cut into shards in this order, so a slice such as train[:800] does not depend on
+    their number.
 
     Args:
       keys: those that the builder yields, whole numbers in decimal.

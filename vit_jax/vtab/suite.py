@@ -1,4 +1,6 @@
-"""The suite: each task is fine-tuned and evaluated by one process, and its result kept as soon as it is there."""
+"""The suite: each task is fine-tuned and evaluated by one process, and its result kept as soon as
+it is there.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -30,7 +32,9 @@ log = logging.getLogger("vit_jax.vtab")
 TILE = 128  # classes of the head are a multiple of this
 CLASSES = -(-max(task.num_classes for task in VTAB.values()) // TILE) * TILE
 # What may differ between the start of a suite and its continuation.
-OF_THE_MACHINE = re.compile(r"mesh\..*|topology|log_every|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)")
+OF_THE_MACHINE = re.compile(
+    r"mesh\..*|topology|log_every|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
+)
 WITHOUT_EFFECT = re.compile(
     r"evals\.test\.(type|every|among|data\.(name|data_dir|split|rest))|branch_from|total_epochs|log_every"
     r"|(checkpoint|profile)\..*|data\.(split|mixture|subset|subset_seed|num_examples|repeats|area_min|method|eval_cache_gib)"
@@ -43,7 +47,9 @@ def is_fixed(key: str) -> bool:
 
 
 def make_model(config, mesh):
-    """(model, f(seed) -> parameters) for all tasks: weights with a new head, or a fresh model where there are none."""
+    """(model, f(seed) -> parameters) for all tasks: weights with a new head, or a fresh model where
+    there are none.
+    """
     free = ("dtype", "softmax_dtype", "attention", "scan", "dropout", "droppath", "remat")
     if not config.init_from:
         model = experiment.make_model(config, CLASSES)
@@ -52,7 +58,8 @@ def make_model(config, mesh):
     changed = {key: value for key, value in config.model.items() if value != default[key]}
     if fixed := [key for key in changed if key not in free]:
         raise UserError(
-            f"config key model.{fixed[0]} has no effect in vtab: the weights say what the model is, leave it out"
+            f"config key model.{fixed[0]} has no effect in vtab: the weights say what the model "
+            "is, leave it out"
         )
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     model, params = pretrained.build(weights, CLASSES, config.image_size, **changed)
@@ -63,26 +70,35 @@ def make_model(config, mesh):
 def check_config(config) -> None:
     """Raises UserError for what the suite can't do."""
     if list(config.evals) != ["test"]:
-        raise UserError("config.evals must have one entry, test: results are those of VTAB's test splits")
+        raise UserError(
+            "config.evals must have one entry, test: results are those of VTAB's test splits"
+        )
     if name := first_without_effect(config):
         raise UserError(f"config key {name} has no effect in vtab: leave it out")
     if not config.total_steps:
         raise UserError("config key total_steps=0: the protocols count steps, set it")
     if config.loss == "multilabel_xent":
-        raise UserError("config key loss=multilabel_xent is not for vtab, whose heads are padded: choose softmax_xent")
+        raise UserError(
+            "config key loss=multilabel_xent is not for vtab, whose heads are padded: choose "
+            "softmax_xent"
+        )
     if config.data.crop not in ("random", "resize"):
         raise UserError(
-            f"config key data.crop={config.data.crop} is not for VTAB, whose images are resized: choose resize, or "
-            "random for windows of those tasks that allow it"
+            f"config key data.crop={config.data.crop} is not for VTAB, whose images are resized: "
+            "choose resize, or random for windows of those tasks that allow it"
         )
     if config.label_smoothing:
-        raise UserError("config key label_smoothing has no effect in vtab, whose heads are padded: leave it out")
+        raise UserError(
+            "config key label_smoothing has no effect in vtab, whose heads are padded: leave it out"
+        )
 
 
 def first_without_effect(config) -> str | None:
     """A key that is not as by default and that nothing here reads."""
     usual = configs.known_keys()
-    changed = (key for key, value in configs.flatten(config) if value != usual[configs.generic(key)])
+    changed = (
+        key for key, value in configs.flatten(config) if value != usual[configs.generic(key)]
+    )
     return next(filter(WITHOUT_EFFECT.fullmatch, changed), None)
 
 
@@ -101,7 +117,9 @@ class Suite:
         self.finetuner = Finetuner(config, self.model, make_params, mesh, task_data.EXAMPLES)
 
     def load(self, name: str):
-        """(where the data of a task are, their fingerprint, the training set), while the task before trains."""
+        """(where the data of a task are, their fingerprint, the training set), while the task
+        before trains.
+        """
         from vit_jax.vtab import fingerprint as fingerprints
 
         found, config = task_data.find(name, self.config), self.config
@@ -122,7 +140,9 @@ class Suite:
             except NegativeResult as error:
                 log.warning("%s: %s", name, error)
         if not trained:
-            raise NegativeResult("loss or gradients were not finite with any of the settings: choose lower ones")
+            raise NegativeResult(
+                "loss or gradients were not finite with any of the settings: choose lower ones"
+            )
         _, batches = task_data.batches_of(name, found, "val200", self.config, self.mesh)
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
         top1 = {setting: result["top1"] for setting, result in zip(trained, results, strict=True)}
@@ -131,52 +151,101 @@ class Suite:
         return max(top1, key=top1.get)
 
     def run(
-        self, name: str, seeds: Sequence[int], found, fingerprint: dict, training: task_data.TrainingSet
+        self,
+        name: str,
+        seeds: Sequence[int],
+        found,
+        fingerprint: dict,
+        training: task_data.TrainingSet,
     ) -> list[dict]:
-        """The results of a task by seed, as `failed` names them; one pass over the test images serves all."""
+        """The results of a task by seed, as `failed` names them; one pass over the test images
+        serves all.
+        """
         config, task, start = self.config, VTAB[name], time.monotonic()
-        windows, mirrors = (task.crop and config.data.crop == "random"), (task.flip and config.data.flip)
-        examples = self.finetuner.examples(training.image, training.label, task.num_classes, windows, mirrors)
+        windows, mirrors = (
+            (task.crop and config.data.crop == "random"),
+            (task.flip and config.data.flip),
+        )
+        examples = self.finetuner.examples(
+            training.image, training.label, task.num_classes, windows, mirrors
+        )
         chosen = self.choose(name, found, training, examples)
-        trained = [self.finetuner.train(examples, dataclasses.replace(chosen, seed=seed)) for seed in seeds]
+        trained = [
+            self.finetuner.train(examples, dataclasses.replace(chosen, seed=seed)) for seed in seeds
+        ]
         jax.block_until_ready(trained)
         middle = time.monotonic()
         num_test, batches = task_data.batches_of(name, found, "test", config, self.mesh)
         evaluated = self.finetuner.evaluate(trained, batches, task.num_classes)
-        common = dict(num_train=len(training.image), lr=chosen.lr, steps=chosen.steps, status="done", error=None)
-        common |= dict(data=fingerprint | dict(folder=os.fspath(found.builder.data_dir), generated=found.is_generated))
-        common["data"]["unreadable"] = task_data.EXAMPLES - len(training.image) + num_test - int(evaluated[0]["count"])
-        common |= dict(seconds=dict(train=middle - start, test=time.monotonic() - middle), runs=len(seeds))
-        return [common | dict(top1=result["top1"], num_test=int(result["count"])) for result in evaluated]
+        common = dict(
+            num_train=len(training.image),
+            lr=chosen.lr,
+            steps=chosen.steps,
+            status="done",
+            error=None,
+        )
+        common |= dict(
+            data=fingerprint
+            | dict(folder=os.fspath(found.builder.data_dir), generated=found.is_generated)
+        )
+        common["data"]["unreadable"] = (
+            task_data.EXAMPLES - len(training.image) + num_test - int(evaluated[0]["count"])
+        )
+        common |= dict(
+            seconds=dict(train=middle - start, test=time.monotonic() - middle), runs=len(seeds)
+        )
+        return [
+            common | dict(top1=result["top1"], num_test=int(result["count"]))
+            for result in evaluated
+        ]
 
 
 def failed(error: Exception) -> dict:
     """The result of a run that has none."""
     status = "missing" if isinstance(error, task_data.Missing) else "failed"
     nothing = dict.fromkeys(("top1", "num_train", "num_test", "lr", "steps"))
-    return nothing | dict(status=status, error=one_line(error)[:500] or type(error).__name__, data={})
+    return nothing | dict(
+        status=status, error=one_line(error)[:500] or type(error).__name__, data={}
+    )
 
 
 def share(runs: Sequence, index: int, count: int) -> Sequence:
-    """The part of all runs that process `index` of `count` does: neighbours, which are mostly of one task."""
+    """The part of all runs that process `index` of `count` does: neighbours, which are mostly of
+    one task.
+    """
     return runs[index * len(runs) // count : (index + 1) * len(runs) // count]
 
 
 def run_tasks(suite: Suite, runs: Sequence[tuple[str, int]], results: report.Results) -> None:
-    """Does (task, seed) runs task by task, while the images of the next are decoded. One that fails ends no other."""
-    tasks = [(name, [seed for _, seed in own]) for name, own in itertools.groupby(runs, key=lambda run: run[0])]
+    """Does (task, seed) runs task by task, while the images of the next are decoded. One that fails
+    ends no other.
+    """
+    tasks = [
+        (name, [seed for _, seed in own])
+        for name, own in itertools.groupby(runs, key=lambda run: run[0])
+    ]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(suite.load, tasks[0][0]) if tasks else None
         for number, (name, seeds) in enumerate(tasks, 1):
-            loading, ahead = ahead, pool.submit(suite.load, tasks[number][0]) if number < len(tasks) else None
+            loading, ahead = (
+                ahead,
+                pool.submit(suite.load, tasks[number][0]) if number < len(tasks) else None,
+            )
             watchdog.place.begin(f"task {name}")
             log.info("task %s, %d of %d", name, number, len(tasks))
             try:
                 found = suite.run(name, seeds, *loading.result())
-                log.info("%s: top1 %s", name, ", ".join(f"{result['top1']:.4f}" for result in found))
+                log.info(
+                    "%s: top1 %s", name, ", ".join(f"{result['top1']:.4f}" for result in found)
+                )
             except Exception as error:  # of the data, a device's memory, a library
                 found = [failed(error)] * len(seeds)
-                log.warning("task %s: %s", name, found[0]["error"], exc_info=not isinstance(error, UserError))
+                log.warning(
+                    "task %s: %s",
+                    name,
+                    found[0]["error"],
+                    exc_info=not isinstance(error, UserError),
+                )
             results.write(name, dict(zip(seeds, found, strict=True)))
 
 

@@ -1,4 +1,6 @@
-"""The images of a task as the suite uses them: a training set in memory, and batches of the other parts."""
+"""The images of a task as the suite uses them: a training set in memory, and batches of the other
+parts.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ CHOOSING = 800  # of them, the first ones train where a setting is chosen
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """Decoded images uint8 [N, s, s, 3] and labels int32 [N] of train800val200; `choosing` of them are of train800."""
+    """Decoded images uint8 [N, s, s, 3] and labels int32 [N] of train800val200; `choosing` of them
+    are of train800.
+    """
 
     image: np.ndarray
     label: np.ndarray
@@ -29,7 +33,9 @@ class Missing(NegativeResult):
 
 
 def locate(name: str, config):
-    """The `data.sources.vtab.Found` of a task; where it is not there and the config allows it, of made-up data."""
+    """The `data.sources.vtab.Found` of a task; where it is not there and the config allows it, of
+    made-up data.
+    """
     from vit_jax.data.sources import vtab as vtab_source
 
     task, data_dir = vtab_tasks.vtab(name), config.data.data_dir
@@ -51,7 +57,9 @@ def find(name: str, config):
     if found.state in ("missing", "manual"):
         raise Missing(f"its data are {found.detail}: see `python -m vit_jax.vtab check`")
     if found.state != "ready":
-        raise UserError(f"its data have {found.state} ({found.detail}): see `python -m vit_jax.vtab check`")
+        raise UserError(
+            f"its data have {found.state} ({found.detail}): see `python -m vit_jax.vtab check`"
+        )
     return found
 
 
@@ -59,7 +67,8 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
     """Decodes train800val200, resized to `size`.
 
     Raises:
-      UserError: an image can't be read, and data.on_corrupt is "error"; or fewer than half of them can.
+      UserError: an image can't be read, and data.on_corrupt is "error"; or fewer than half of them
+        can.
     """
     from vit_jax.data import pipeline
     from vit_jax.data.sources import vtab as vtab_source
@@ -69,15 +78,21 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
     common = (size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(whole, source, np.arange(DECODE), DECODE, *common)
     batches = list(host.batches())
-    image, label, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("image", "label", "mask"))
+    image, label, mask = (
+        np.concatenate([batch[key] for batch in batches]) for key in ("image", "label", "mask")
+    )
     good = mask > 0
     if (choosing := int(good[:CHOOSING].sum())) < EXAMPLES // 2:
-        raise UserError(f"only {choosing} of the first {CHOOSING} training images can be read: look at the data")
+        raise UserError(
+            f"only {choosing} of the first {CHOOSING} training images can be read: look at the data"
+        )
     return TrainingSet(image[good], label[good], choosing)
 
 
 def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator[dict]]:
-    """(number of examples, their batches on the mesh) of val200 or test, as `config.evals.test.data` says."""
+    """(number of examples, their batches on the mesh) of val200 or test, as
+    `config.evals.test.data` says.
+    """
     from vit_jax.data import pipeline, to_device
     from vit_jax.data.sources import source
     from vit_jax.data.sources import vtab as vtab_source
@@ -90,4 +105,6 @@ def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator
     rows = sharding.local_rows(mesh, size)
     common = (config.image_size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(data, opened, rows, size, *common)
-    return opened.num_examples, to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
+    return opened.num_examples, to_device.to_device(
+        host.batches(), mesh, rows, size, config.data.prefetch
+    )

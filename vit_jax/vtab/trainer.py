@@ -1,7 +1,8 @@
-"""Many short fine-tunings on a thousand images each, which stay on the devices: one compiled step serves all tasks.
+"""Many short fine-tunings on a thousand images each, which stay on the devices: one compiled step
+serves all tasks.
 
-The head has as many classes as the largest task of the suite, rounded up; logits beyond the classes of a task are so
-low that they change neither loss nor gradients.
+The head has as many classes as the largest task of the suite, rounded up; logits beyond the classes
+of a task are so low that they change neither loss nor gradients.
 """
 
 import dataclasses
@@ -24,7 +25,9 @@ from vit_jax.train import optim, step
 log = logging.getLogger("vit_jax.vtab")
 
 LOW = -1e9  # a logit of a class that the task has not
-LARGER = 7 / 6  # the side of which training sees a window, relative to it: 448 for 384 (BiT, arXiv 1912.11370, F)
+LARGER = (
+    7 / 6
+)  # the side of which training sees a window, relative to it: 448 for 384 (BiT, arXiv 1912.11370, F)
 ORDER, AUGMENT = 0, 1  # what random numbers are for
 WINDOW = 4  # likewise, of one example; `preprocess` has those before
 AHEAD = 16  # steps that may be dispatched ahead of the devices
@@ -62,7 +65,8 @@ def known_classes(logits, classes):
 
 
 def draw(examples: Examples, batch_size: int, size: int, seed, number) -> dict:
-    """The batch of a step: every epoch is a permutation, and windows and mirrors are drawn anew for every example.
+    """The batch of a step: every epoch is a permutation, and windows and mirrors are drawn anew for
+    every example.
 
     Args:
       size: side of the images, in pixels.
@@ -73,12 +77,16 @@ def draw(examples: Examples, batch_size: int, size: int, seed, number) -> dict:
     epoch, place = position // examples.count, position % examples.count
 
     def permutation(epoch):
-        noise = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, ORDER), epoch), [rows])
+        noise = jax.random.uniform(
+            jax.random.fold_in(jax.random.fold_in(key, ORDER), epoch), [rows]
+        )
         return jnp.argsort(jnp.where(jnp.arange(rows) < examples.count, noise, 2.0))
 
     epochs = epoch[0] + jnp.arange(batch_size // least(rows) + 2)
     index = jax.vmap(permutation)(epochs)[epoch - epoch[0], place]
-    fold = jax.vmap(lambda *data: functools.reduce(jax.random.fold_in, data, jax.random.fold_in(key, AUGMENT)))
+    fold = jax.vmap(
+        lambda *data: functools.reduce(jax.random.fold_in, data, jax.random.fold_in(key, AUGMENT))
+    )
     seeds = jax.lax.bitcast_convert_type(jax.random.key_data(fold(epoch, index)), jnp.int32)
     margin = examples.image.shape[1] - size
     corner = jax.vmap(lambda key: jax.random.randint(key, [2], 0, margin + 1))(keys(seeds, WINDOW))
@@ -99,12 +107,16 @@ def least(rows: int) -> int:
 
 
 def stretched(config, steps: int) -> dict:
-    """`config.optim` for another number of steps: what is counted in steps from the start keeps its share."""
+    """`config.optim` for another number of steps: what is counted in steps from the start keeps its
+    share.
+    """
     ratio, values = steps / config.total_steps, config.optim.to_dict()
     for key in ("warmup_steps", "cooldown_steps"):
         values[key] = round(values[key] * ratio)
     if "stairs" in values:
-        values["stairs"] = tuple((round(start * ratio), factor) for start, factor in values["stairs"])
+        values["stairs"] = tuple(
+            (round(start * ratio), factor) for start, factor in values["stairs"]
+        )
     return values
 
 
@@ -118,24 +130,37 @@ class Finetuner:
           make_params: seed -> the parameters that a run starts from.
           rows: examples of a task.
         """
-        self.config, self.model, self.make_params, self.mesh, self.rows = config, model, make_params, mesh, rows
+        self.config, self.model, self.make_params, self.mesh, self.rows = (
+            config,
+            model,
+            make_params,
+            mesh,
+            rows,
+        )
         self.steps = {}  # by number of steps: what is compiled
         self.eval_step = jax.jit(
-            classification.make_eval_step(self.logits, config.loss, model.num_classes, model.normalize)
+            classification.make_eval_step(
+                self.logits, config.loss, model.num_classes, model.normalize
+            )
         )
 
     def logits(self, params_and_classes, image):
         params, classes = params_and_classes
         return known_classes(self.model.apply({"params": params}, image), classes)
 
-    def examples(self, image: np.ndarray, label: np.ndarray, classes: int, windows: bool, mirrors: bool) -> Examples:
+    def examples(
+        self, image: np.ndarray, label: np.ndarray, classes: int, windows: bool, mirrors: bool
+    ) -> Examples:
         """Places images uint8 [N, s, s, 3]; s is `larger(size)` with windows, else the size.
 
         Raises:
           UserError: there are too few.
         """
         if len(image) < least(self.rows):
-            raise UserError(f"only {len(image)} of the {self.rows} training images can be read: look at the data")
+            raise UserError(
+                f"only {len(image)} of the {self.rows} training images can be read: look at the "
+                "data"
+            )
         side = larger(self.config.image_size)
         all_images = np.zeros((self.rows, side, side, 3), np.uint8)
         all_images[: len(image), : image.shape[1], : image.shape[2]] = image
@@ -145,7 +170,9 @@ class Finetuner:
         return jax.device_put(Examples(all_images, labels, *facts), sharding.replicated(self.mesh))
 
     def compiled(self, total_steps: int) -> tuple[Callable, Callable]:
-        """(start, train_step) of runs of that length: start(params) -> state; train_step(state, examples, lr, seed)."""
+        """(start, train_step) of runs of that length: start(params) -> state; train_step(state,
+        examples, lr, seed).
+        """
         if total_steps in self.steps:
             return self.steps[total_steps]
         config, model = self.config, self.model
@@ -155,7 +182,9 @@ class Finetuner:
         make_batch = make_preprocess(plain, model.normalize, model.num_classes)
 
         def optimizer(params, lr):
-            return optim.make_optimizer(ml_collections.ConfigDict(settings | dict(lr=lr)), params, total_steps)
+            return optim.make_optimizer(
+                ml_collections.ConfigDict(settings | dict(lr=lr)), params, total_steps
+            )
 
         def start(params):
             return step.create_state(params, optimizer(params, 1.0)[0], config.optim.ema_decay)
@@ -166,8 +195,12 @@ class Finetuner:
                 return known_classes(logits, examples.classes)
 
             tx, schedule = optimizer(state.params, lr)
-            options = dict(prng=config.prng, accum_steps=config.accum_steps, ema_decay=config.optim.ema_decay)
-            options |= dict(loss=config.loss, preprocess=make_batch, seed=seed, max_skipped=config.max_skipped)
+            options = dict(
+                prng=config.prng, accum_steps=config.accum_steps, ema_decay=config.optim.ema_decay
+            )
+            options |= dict(
+                loss=config.loss, preprocess=make_batch, seed=seed, max_skipped=config.max_skipped
+            )
             batch = draw(examples, config.data.batch_size, config.image_size, seed, state.step)
             return step.make_train_step(apply_fn, tx, schedule, **options)(state, batch)
 
@@ -184,7 +217,8 @@ class Finetuner:
         """The parameters after a run.
 
         Raises:
-          NegativeResult: loss or gradients were not finite, as with a learning rate that is too high.
+          NegativeResult: loss or gradients were not finite, as with a learning rate that is too
+            high.
         """
         start, train_step = self.compiled(setting.steps)
         lr, seed = np.float32(setting.lr), np.int32(setting.seed)
@@ -199,11 +233,14 @@ class Finetuner:
             log.warning("%s: %d updates were not finite and left out", setting, skipped)
         if int(state.skipped_in_row):
             raise NegativeResult(
-                f"loss or gradients were not finite with lr={setting.lr:g}, seed={setting.seed}: choose a lower one"
+                f"loss or gradients were not finite with lr={setting.lr:g}, seed={setting.seed}: "
+                "choose a lower one"
             )
         return step.eval_params(state)
 
-    def evaluate(self, all_params: Sequence, batches: Iterable[dict], classes: int) -> list[dict[str, float]]:
+    def evaluate(
+        self, all_params: Sequence, batches: Iterable[dict], classes: int
+    ) -> list[dict[str, float]]:
         """Metrics of each of `all_params`, in one pass over the batches."""
         sums = [[] for _ in all_params]
         for batch in watchdog.each(batches, "evaluation"):

@@ -10,7 +10,15 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
 from vit_jax.weights.adapt import HEADS, adapt, resample_posemb
-from vit_jax.weights.formats import big_vision, fetch, huggingface, npz, safetensors_folder, timm, vision_transformer
+from vit_jax.weights.formats import (
+    big_vision,
+    fetch,
+    huggingface,
+    npz,
+    safetensors_folder,
+    timm,
+    vision_transformer,
+)
 from vit_jax.weights.formats.weights import Weights, naming
 from vit_jax.weights.scan_layout import flatten, stack_blocks, unstack_blocks
 
@@ -21,22 +29,35 @@ MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 
 
 def read_checkpoint(path, grid=None) -> Weights:
-    """Weights and architecture from a workdir or checkpoint of ours; a `grid` that contradicts them is an error."""
+    """Weights and architecture from a workdir or checkpoint of ours; a `grid` that contradicts them
+    is an error.
+    """
     folder = checkpoint.find(path)
     meta = checkpoint.read_meta(folder)
     params = checkpoint.read_params(folder)
     try:
         model = create.create(**meta["model"])
         fields = create.fields(model)
-        at_rest = dict(scan=False, remat="none", dtype="float32", dropout=0.0, droppath=0.0, droppath_shape="linear")
+        at_rest = dict(
+            scan=False,
+            remat="none",
+            dtype="float32",
+            dropout=0.0,
+            droppath=0.0,
+            droppath_shape="linear",
+        )
         at_rest["attention"] = "auto"
         fields |= {name: value for name, value in at_rest.items() if name in fields}
         params = flatten(unstack_blocks(params) if "Transformer" in params else params)
         weights = Weights(params, fields, tuple(meta["class_names"]), meta["config"]["loss"])
     except MALFORMED as error:
-        raise UserError(f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint") from error
+        raise UserError(
+            f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint"
+        ) from error
     if grid is not None and create.pair(grid) != model.grid:
-        raise UserError(f"{path} is for {model.grid[0]} x {model.grid[1]} patch tokens: leave grid={grid} out")
+        raise UserError(
+            f"{path} is for {model.grid[0]} x {model.grid[1]} patch tokens: leave grid={grid} out"
+        )
     return weights
 
 
@@ -53,9 +74,16 @@ def kind_of_file(path) -> str:
         return "npz"
     if len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
         return "safetensors"
-    what = "empty" if not size else "a pickle, which may run code" if start[:1] == b"\x80" else "not what it should be"
+    what = (
+        "empty"
+        if not size
+        else "a pickle, which may run code"
+        if start[:1] == b"\x80"
+        else "not what it should be"
+    )
     raise UserError(
-        f"{path} can't be read as .npz or .safetensors: it is {what}; fetch the file again, or save it as one of these"
+        f"{path} can't be read as .npz or .safetensors: it is {what}; fetch the file again, or "
+        "save it as one of these"
     )
 
 
@@ -78,11 +106,13 @@ def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
             return weights
     except MALFORMED as error:
         raise UserError(
-            f"config.json of {path}, or what stands beside it, is damaged ({one_line(error)[:160]}): fetch it again"
+            f"config.json of {path}, or what stands beside it, is damaged "
+            f"({one_line(error)[:160]}): fetch it again"
         ) from error
     raise UserError(
-        f"{path} holds neither timm's nor Hugging Face's ViT: it has {', '.join(sorted(held)[:3])}, ..., "
-        "but neither patch_embed.proj.weight nor embeddings.patch_embeddings.projection.weight"
+        f"{path} holds neither timm's nor Hugging Face's ViT: it has "
+        f"{', '.join(sorted(held)[:3])}, ..., but neither patch_embed.proj.weight nor "
+        "embeddings.patch_embeddings.projection.weight"
     )
 
 
@@ -90,8 +120,8 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     """Reads weights in any format that is known here, found out by content.
 
     Args:
-      path: a workdir or checkpoint of ours, an .npz, a .safetensors, or a folder with config.json and
-        model.safetensors; local, gs:// or https://.
+      path: a workdir or checkpoint of ours, an .npz, a .safetensors, or a folder with config.json
+        and model.safetensors; local, gs:// or https://.
       grid: (h, w) of the held patch tokens, where the file can't tell.
       image_size: settles the grid likewise, when it has exactly as many tokens.
       num_heads: where the file can't tell.
@@ -105,8 +135,9 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
         if location.is_dir() and not safetensors_folder.is_folder(location):
             if not checkpoint.is_ours(location):
                 raise UserError(
-                    f"{path} holds neither a checkpoint of ours nor model.safetensors: give a workdir, a checkpoint, "
-                    "or a folder of timm or Hugging Face (PyTorch pickles, .bin and .pth, are never read)"
+                    f"{path} holds neither a checkpoint of ours nor model.safetensors: give a "
+                    "workdir, a checkpoint, or a folder of timm or Hugging Face (PyTorch pickles, "
+                    ".bin and .pth, are never read)"
                 )
             weights = read_checkpoint(location, grid)
         else:
@@ -114,17 +145,22 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     return dataclasses.replace(weights, path=str(path))
 
 
-def from_pretrained(path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides):
+def from_pretrained(
+    path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides
+):
     """Loads weights with the model that they are for.
 
     Args:
-      path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a .safetensors of timm or
-        Hugging Face or a folder with one and its config.json; local, gs:// or https://.
+      path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a
+        .safetensors of timm or Hugging Face or a folder with one and its config.json; local, gs://
+        or https://.
       num_classes: gives a new zero head, and drops pre_logits unless `pre_logits=True`.
       image_size: side or (h, w); resamples the position embedding.
       grid: (h, w) of the held patch tokens, where the file can't tell.
-      allow: regular expression on names of parameters that may be missing (they are initialised) or left over.
-      **overrides: fields of the model, see `models.create.create`; such as `pool`, `patch_size`, `gelu`, `dtype`.
+      allow: regular expression on names of parameters that may be missing (they are initialised) or
+        left over.
+      **overrides: fields of the model, see `models.create.create`; such as `pool`, `patch_size`,
+      `gelu`, `dtype`.
 
     Returns:
       (model, params): logits = model.apply({"params": params}, image). What was done is logged.
@@ -146,8 +182,11 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
     if overrides.get("pre_logits") is True and weights.fields.get("pre_logits"):
         fields["pre_logits"] = weights.fields["pre_logits"]
     if weights.fields["architecture"] == "vit" and fields["pool"] != weights.fields["pool"]:
-        # timm's models keep the class token when they pool otherwise; the published ones have none then.
-        fields["class_token"] = overrides.get("class_token", weights.format == "timm" and "cls" in weights.params)
+        # timm's models keep the class token when they pool otherwise; the published ones have none
+        # then.
+        fields["class_token"] = overrides.get(
+            "class_token", weights.format == "timm" and "cls" in weights.params
+        )
     if image_size is not None:
         fields["image_size"] = image_size
     model = create.create(**fields)

@@ -1,4 +1,6 @@
-"""Parameter trees: flat names, and the two layouts of the encoder blocks (one entry per layer, or stacked for scan)."""
+"""Parameter trees: flat names, and the two layouts of the encoder blocks (one entry per layer, or
+stacked for scan).
+"""
 
 import re
 
@@ -28,17 +30,25 @@ def unflatten(flat: dict) -> dict:
 
 
 def stack_blocks(params: dict, stack=np.stack) -> dict:
-    """Loop layout (`encoderblock_0`, ...) -> scan layout (`encoderblock` with a leading layers axis)."""
+    """Loop layout (`encoderblock_0`, ...) -> scan layout (`encoderblock` with a leading layers
+    axis).
+    """
     encoder = dict(params["Transformer"])
-    names = sorted((name for name in encoder if BLOCK.match(name)), key=lambda name: int(BLOCK.match(name)[1]))
+    names = sorted(
+        (name for name in encoder if BLOCK.match(name)), key=lambda name: int(BLOCK.match(name)[1])
+    )
     if not names:
         return params
-    encoder["encoderblock"] = jax.tree.map(lambda *leaves: stack(leaves), *[encoder.pop(name) for name in names])
+    encoder["encoderblock"] = jax.tree.map(
+        lambda *leaves: stack(leaves), *[encoder.pop(name) for name in names]
+    )
     return params | {"Transformer": encoder}
 
 
 def depth_of(params: dict) -> int:
-    """Number of stacked layers; 0 where none are stacked, or no array is left to show it (the frozen have no state)."""
+    """Number of stacked layers; 0 where none are stacked, or no array is left to show it (the
+    frozen have no state).
+    """
     stacked = jax.tree.leaves(params["Transformer"].get("encoderblock", {}))
     return max((leaf.shape[0] for leaf in stacked if leaf.shape), default=0)
 
@@ -55,7 +65,9 @@ def unstack_blocks(params: dict, depth: int = 0) -> dict:
 
 
 def relayout(tree, scan: bool, stack):
-    """Brings every parameter tree inside `tree` (such as the moments in an optimizer state) into one layout."""
+    """Brings every parameter tree inside `tree` (such as the moments in an optimizer state) into
+    one layout.
+    """
 
     def is_params(node):
         return isinstance(node, dict) and "Transformer" in node

@@ -1,4 +1,6 @@
-"""From the bytes that the host sends to what the model trains on: all that happens to a batch on the device."""
+"""From the bytes that the host sends to what the model trains on: all that happens to a batch on
+the device.
+"""
 
 from collections.abc import Callable
 
@@ -15,20 +17,26 @@ FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)
 def keys(seed, purpose: int):
     """PRNG keys [batch] of one purpose from the seeds of the examples, int32 [batch, 2]."""
     data = jax.lax.bitcast_convert_type(jnp.asarray(seed), jnp.uint32)
-    return jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(data, impl="threefry2x32"), purpose)
+    return jax.vmap(jax.random.fold_in, (0, None))(
+        jax.random.wrap_key_data(data, impl="threefry2x32"), purpose
+    )
 
 
 def make_images(data, normalize: Callable) -> Callable:
-    """f(image uint8 [batch, H, W, 3], seed int32 [batch, 2]) -> float32, augmented as `config.data` says.
+    """f(image uint8 [batch, H, W, 3], seed int32 [batch, 2]) -> float32, augmented as `config.data`
+    says.
 
-    What happens to an image is a function of its own pixels and seed, whatever the rest of the batch.
+    What happens to an image is a function of its own pixels and seed, whatever the rest of the
+    batch.
     """
 
     def images(image, seed):
         if data.flip:
             image = flip(keys(seed, FLIP), image)
         if data.randaug_layers:
-            image = randaugment.randaugment(keys(seed, RANDAUG), image, data.randaug_layers, data.randaug_magnitude)
+            image = randaugment.randaugment(
+                keys(seed, RANDAUG), image, data.randaug_layers, data.randaug_magnitude
+            )
         if data.three_augment:
             image = three_augment.three_augment(keys(seed, THREE_AUGMENT), image, data.color_jitter)
         image = normalize(image)
@@ -38,13 +46,20 @@ def make_images(data, normalize: Callable) -> Callable:
 
 
 def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
-    """f(batch, key) -> dict of float32 `image`, `label` [batch, classes] and `mask`; `key` is of the step."""
+    """f(batch, key) -> dict of float32 `image`, `label` [batch, classes] and `mask`; `key` is of
+    the step.
+    """
     images = make_images(config.data, normalize)
 
     def preprocess(batch, key) -> dict:
-        image, label = images(batch["image"], batch["seed"]), losses.targets(batch["label"], num_classes)
+        image, label = (
+            images(batch["image"], batch["seed"]),
+            losses.targets(batch["label"], num_classes),
+        )
         label = mix.smooth(label, config.label_smoothing)
-        image, label, mask = mix.mix_batch(key, image, label, batch["mask"], config.mixup, config.cutmix)
+        image, label, mask = mix.mix_batch(
+            key, image, label, batch["mask"], config.mixup, config.cutmix
+        )
         return dict(image=image, label=label, mask=mask)
 
     return preprocess

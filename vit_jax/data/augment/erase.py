@@ -14,10 +14,12 @@ def inside(box, height: int, width: int):
 
 
 def erased_box(key, probability: float, height: int, width: int):
-    """The box (top, bottom, left, right) to erase, empty with probability 1 - `probability`, as timm draws it.
+    """The box (top, bottom, left, right) to erase, empty with probability 1 - `probability`, as
+    timm draws it.
 
-    Its share of the area is uniform in [0.02, 1/3] and the logarithm of its aspect ratio in [log 0.3, -log 0.3]; of 10
-    such boxes, the first counts that is less high and less wide than the image.
+    Its share of the area is uniform in [0.02, 1/3] and the logarithm of its aspect ratio in [log
+    0.3, -log 0.3]; of 10 such boxes, the first counts that is less high and less wide than the
+    image.
     """
     box_key, place_key, happens_key = jax.random.split(key, 3)
     area, aspect = jax.random.uniform(box_key, [2, 10])
@@ -33,7 +35,8 @@ def erased_box(key, probability: float, height: int, width: int):
 
 
 def erase(key, image, probability: float):
-    """Random erasing (arXiv 1708.04896) as DeiT uses timm's: one rectangle becomes standard normal noise per pixel.
+    """Random erasing (arXiv 1708.04896) as DeiT uses timm's: one rectangle becomes standard normal
+    noise per pixel.
 
     Args:
       key: PRNG keys [batch]; what happens to an image depends on its own key only.

@@ -7,7 +7,9 @@ from vit_jax.data.augment import erase
 
 
 def smooth(label, share: float):
-    """Takes `share` of each label [batch, classes] and gives it to all classes alike (arXiv 1512.00567 section 7)."""
+    """Takes `share` of each label [batch, classes] and gives it to all classes alike (arXiv
+    1512.00567 section 7).
+    """
     return label * (1.0 - share) + share / label.shape[-1] if share else label
 
 
@@ -17,9 +19,11 @@ def mix(x, lam):
 
 
 def mixup(key, alpha: float, image, label, mask):
-    """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch, partner is the row before.
+    """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch, partner is the row
+    before.
 
-    timm doesn't ask for lambda >= 1/2. As pairs are made without regard to their order, the mixtures are as likely.
+    timm doesn't ask for lambda >= 1/2. As pairs are made without regard to their order, the
+    mixtures are as likely.
 
     Args:
       key: PRNG key of the step.
@@ -37,7 +41,8 @@ def mixup(key, alpha: float, image, label, mask):
 
 
 def cut_box(key, lam, height: int, width: int):
-    """The box (top, bottom, left, right) that CutMix replaces: share 1 - lam of each image, cut at its border.
+    """The box (top, bottom, left, right) that CutMix replaces: share 1 - lam of each image, cut at
+    its border.
 
     As in timm the sides are whole even numbers, and the centre is a pixel drawn uniformly.
     """
@@ -49,19 +54,23 @@ def cut_box(key, lam, height: int, width: int):
 
 
 def cutmix(key, alpha: float, image, label, mask):
-    """CutMix (arXiv 1905.04899) as in timm: one box per batch, filled from the partner, which is the row before.
+    """CutMix (arXiv 1905.04899) as in timm: one box per batch, filled from the partner, which is
+    the row before.
 
     Labels are mixed by the area that the box really has. Arguments and results as for `mixup`.
     """
     lam_key, box_key = jax.random.split(key)
     height, width = image.shape[1:3]
-    cut = erase.inside(cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width)
+    cut = erase.inside(
+        cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width
+    )
     image = jnp.where(cut[:, :, None], jnp.roll(image, 1, axis=0), image)
     return image, mix(label, 1.0 - cut.mean()), mask * jnp.roll(mask, 1)
 
 
 def mix_batch(key, image, label, mask, mixup_alpha: float, cutmix_alpha: float):
-    """mixup or CutMix, by a coin per batch where both parameters are above 0, as in DeiT; nothing where both are 0.
+    """mixup or CutMix, by a coin per batch where both parameters are above 0, as in DeiT; nothing
+    where both are 0.
 
     Arguments and results as for `mixup`.
     """
@@ -70,5 +79,8 @@ def mix_batch(key, image, label, mask, mixup_alpha: float, cutmix_alpha: float):
     if not mixup_alpha:
         return cutmix(key, cutmix_alpha, image, label, mask)
     coin_key, key = jax.random.split(key)
-    ways = [lambda *batch: mixup(key, mixup_alpha, *batch), lambda *batch: cutmix(key, cutmix_alpha, *batch)]
+    ways = [
+        lambda *batch: mixup(key, mixup_alpha, *batch),
+        lambda *batch: cutmix(key, cutmix_alpha, *batch),
+    ]
     return jax.lax.cond(jax.random.bernoulli(coin_key), *ways, image, label, mask)

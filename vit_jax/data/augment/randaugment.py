@@ -1,14 +1,16 @@
-"""RandAugment (arXiv 1909.13719) by big_vision's definition (pp/autoaugment.py), for a batch on the device.
+"""RandAugment (arXiv 1909.13719) by big_vision's definition (pp/autoaugment.py), for a batch on the
+device.
 
-Every operation takes and returns uint8 [batch, H, W, 3]. A layer applies all of them to all images and selects: there
-is no control flow that depends on data, so a step always costs the same and a batch may be split over devices. Made for
-that: rotation, shear and translation by either sign are ten gathers whose indices all images share (on a TPU a gather
-costs per index, not per image), and everything else is arithmetic that XLA fuses.
+Every operation takes and returns uint8 [batch, H, W, 3]. A layer applies all of them to all images
+and selects: there is no control flow that depends on data, so a step always costs the same and a
+batch may be split over devices. Made for that: rotation, shear and translation by either sign are
+ten gathers whose indices all images share (on a TPU a gather costs per index, not per image), and
+everything else is arithmetic that XLA fuses.
 
 The results are the same on every platform, bit by bit: what is truncated to uint8 is rounded to
-float32 as it was for the published results, and never by a fused multiply-add, which some compilers make of a * b + c.
-Two exceptions: the grey of `color` is one level off for 194 of the 2 ** 24 colours, and a pixel whose source lies
-half-way between two pixels may come from the other one.
+float32 as it was for the published results, and never by a fused multiply-add, which some compilers
+make of a * b + c. Two exceptions: the grey of `color` is one level off for 194 of the 2 ** 24
+colours, and a pixel whose source lies half-way between two pixels may come from the other one.
 """
 
 import functools
@@ -43,15 +45,24 @@ def blend(base, image, factor: float):
 
 def autocontrast(image):
     """Stretches each channel to the full range 0 to 255; a constant channel stays."""
-    low, high = image.min((1, 2), keepdims=True), image.max((1, 2), keepdims=True)  # [batch, 1, 1, 3]
-    scales = jnp.asarray(255 / np.maximum(np.arange(256), 1), jnp.float32)  # as table: not all devices divide exactly
+    low, high = (
+        image.min((1, 2), keepdims=True),
+        image.max((1, 2), keepdims=True),
+    )  # [batch, 1, 1, 3]
+    scales = jnp.asarray(
+        255 / np.maximum(np.arange(256), 1), jnp.float32
+    )  # as table: not all devices divide exactly
     scale = scales[high - low]
-    stretched = as_uint8(product(image.astype(jnp.float32), scale) - product(low.astype(jnp.float32), scale))
+    stretched = as_uint8(
+        product(image.astype(jnp.float32), scale) - product(low.astype(jnp.float32), scale)
+    )
     return jnp.where(high > low, stretched, image)
 
 
 def equalize(image):
-    """Gives each channel a flat histogram, by Pillow's integer rule; stays where there are too few pixels for it."""
+    """Gives each channel a flat histogram, by Pillow's integer rule; stays where there are too few
+    pixels for it.
+    """
     value = image.reshape(len(image), -1, 3).swapaxes(1, 2)  # [batch, 3, pixels]
     counts = hardware.multiply_or_index(histogram_by_matmul, histogram_by_scatter, value)
     table = flattening(counts)
@@ -60,23 +71,31 @@ def equalize(image):
 
 
 def flattening(counts):
-    """The new value of each old one: how often it occurs, int32 [batch, 3, 256] -> int32 [batch, 3, 256]."""
+    """The new value of each old one: how often it occurs, int32 [batch, 3, 256] -> int32 [batch, 3,
+    256].
+    """
     total, seen = counts.sum(-1, keepdims=True), counts.cumsum(-1)
-    brightest = jnp.where(seen == total, counts, 0).max(-1, keepdims=True)  # what comes after it occurs 0 times
+    brightest = jnp.where(seen == total, counts, 0).max(
+        -1, keepdims=True
+    )  # what comes after it occurs 0 times
     step = (total - brightest) // 255
     table = (seen - counts + step // 2) // jnp.maximum(step, 1)
     return jnp.where(step > 0, jnp.minimum(table, 255), jnp.arange(256))
 
 
 def nibbles(value):
-    """The upper and the lower four bits of uint8 [batch, 3, pixels], each one-hot as float32 [batch, 3, 16, pixels]."""
+    """The upper and the lower four bits of uint8 [batch, 3, pixels], each one-hot as float32
+    [batch, 3, 16, pixels].
+    """
     cells = jnp.arange(16, dtype=jnp.uint8)[:, None]
     high, low = value[:, :, None] >> 4, value[:, :, None] & 15
     return (high == cells).astype(jnp.float32), (low == cells).astype(jnp.float32)
 
 
 def histogram_by_matmul(value):
-    """How often each value occurs: uint8 [batch, 3, pixels] -> int32 [batch, 3, 256]. Exact, also in bfloat16."""
+    """How often each value occurs: uint8 [batch, 3, pixels] -> int32 [batch, 3, 256]. Exact, also
+    in bfloat16.
+    """
     counts = jnp.einsum("bchn,bcln->bchl", *nibbles(value), preferred_element_type=jnp.float32)
     return counts.reshape(*value.shape[:2], 256).astype(jnp.int32)
 
@@ -88,7 +107,9 @@ def histogram_by_scatter(value):
 
 
 def lookup_by_matmul(value, table):
-    """table[value]: uint8 [batch, 3, pixels], ints below 256 [batch, 3, 256] -> int32. Exact, also in bfloat16."""
+    """table[value]: uint8 [batch, 3, pixels], ints below 256 [batch, 3, 256] -> int32. Exact, also
+    in bfloat16.
+    """
     high, low = nibbles(value)
     rows = table.reshape(*table.shape[:2], 16, 16).astype(jnp.float32)
     rows = jnp.einsum("bchl,bchn->bcln", rows, high, preferred_element_type=jnp.float32)
@@ -106,12 +127,16 @@ def invert(image):
 
 
 def posterize(image, bits: int):
-    """Keeps the upper bits of each pixel, at least one. More than 8 keep one too: the shift wraps round in uint8."""
+    """Keeps the upper bits of each pixel, at least one. More than 8 keep one too: the shift wraps
+    round in uint8.
+    """
     return image & (255 << min((8 - bits) % 256, 7) & 255)
 
 
 def solarize(image, threshold: int):
-    """Inverts the pixels from `threshold` on. It is a uint8: 256 (magnitude 10) acts as 0 and inverts them all."""
+    """Inverts the pixels from `threshold` on. It is a uint8: 256 (magnitude 10) acts as 0 and
+    inverts them all.
+    """
     return jnp.where(image < threshold % 256, image, 255 - image)
 
 
@@ -122,7 +147,9 @@ def solarize_add(image, addition: int):
 
 
 def grey(image):
-    """uint8 [batch, H, W, 3] -> [batch, H, W, 1]: 0.2989 R + 0.587 G + 0.114 B, times 255.5 / 255 as in TensorFlow."""
+    """uint8 [batch, H, W, 3] -> [batch, H, W, 1]: 0.2989 R + 0.587 G + 0.114 B, times 255.5 / 255
+    as in TensorFlow.
+    """
     weights = np.round(np.array([0.2989, 0.5870, 0.1140]) * (255.5 / 255) * 2**20).astype(np.int32)
     return ((image.astype(jnp.int32) * weights).sum(-1, keepdims=True) >> 20).astype(jnp.uint8)
 
@@ -133,7 +160,9 @@ def color(image, factor: float):
 
 
 def contrast(image, factor: float):
-    """Blends from one grey: H * W / 256 up to 255. The definition takes this for the mean, and so do we."""
+    """Blends from one grey: H * W / 256 up to 255. The definition takes this for the mean, and so
+    do we.
+    """
     return blend(min(image.shape[1] * image.shape[2] // 256, 255), image, factor)
 
 
@@ -145,8 +174,8 @@ def brightness(image, factor: float):
 def add_product(total, weight: float, pixel):
     """total + weight * pixel, rounded once to float32, on every device.
 
-    With 12 bits each, both parts of the weight have exact products. `error` is what the first sum lost (Knuth, TAOCP
-    volume 2, 4.2.2), and its sum with the smaller product is exact, too.
+    With 12 bits each, both parts of the weight have exact products. `error` is what the first sum
+    lost (Knuth, TAOCP volume 2, 4.2.2), and its sum with the smaller product is exact, too.
     """
     high = np.float32(np.float16(weight))
     low = np.float32(weight) - high
@@ -160,7 +189,8 @@ def add_product(total, weight: float, pixel):
 def smoothed(image):
     """A 3 x 3 mean with weight 5 in the centre, truncated to uint8.
 
-    The sum is rounded to float32 after every fused multiply-add, in row-major order, as the convolution of the
+    The sum is rounded to float32 after every fused multiply-add, in row-major order, as the
+    convolution of the
     published results did it: before the truncation the last bit counts.
     """
     height, width = image.shape[1:3]
@@ -192,31 +222,53 @@ def unpack(packed):
 
 
 def project(packed, matrix):
-    """Pixel (x, y) becomes the one nearest to (a x + b y + c, d x + e y + f), or grey; matrix: a, b, c, d, e, f.
+    """Pixel (x, y) becomes the one nearest to (a x + b y + c, d x + e y + f), or grey; matrix: a,
+    b, c, d, e, f.
 
     int32 [batch, H, W] in and out. The matrix consists of numbers: all images share the indices.
     """
     height, width = packed.shape[1:]
     a, b, c, d, e, f = np.asarray(matrix, np.float32)
     x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]
-    column = jax.lax.round(jnp.asarray(a * x) + jnp.asarray(b * y) + c).astype(jnp.int32)  # [H, W], halves away from 0
+    column = jax.lax.round(jnp.asarray(a * x) + jnp.asarray(b * y) + c).astype(
+        jnp.int32
+    )  # [H, W], halves away from 0
     row = jax.lax.round(jnp.asarray(d * x) + jnp.asarray(e * y) + f).astype(jnp.int32)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = jnp.where(inside, row * width + column, 0).reshape(-1)
-    moved = jnp.take(packed.reshape(len(packed), -1), source, axis=1, mode="clip").reshape(packed.shape)
+    moved = jnp.take(packed.reshape(len(packed), -1), source, axis=1, mode="clip").reshape(
+        packed.shape
+    )
     return jnp.where(inside, moved, GREY * 0x010101)
 
 
 def rotation(degrees: float, height: int, width: int):
     """The matrix that turns counter-clockwise about the centre, in float32."""
     angle = np.float32(degrees) * np.float32(math.pi / 180)
-    cos, sin, height, width = np.cos(angle), np.sin(angle), np.float32(height - 1), np.float32(width - 1)
-    return cos, -sin, (width - (cos * width - sin * height)) / 2, sin, cos, (height - (sin * width + cos * height)) / 2
+    cos, sin, height, width = (
+        np.cos(angle),
+        np.sin(angle),
+        np.float32(height - 1),
+        np.float32(width - 1),
+    )
+    return (
+        cos,
+        -sin,
+        (width - (cos * width - sin * height)) / 2,
+        sin,
+        cos,
+        (height - (sin * width + cos * height)) / 2,
+    )
 
 
 def cutout(image, half: int, centre):
-    """Greys the square of side 2 * half around `centre`, int32 [batch, 2], cut at the border (arXiv 1708.04552)."""
-    row, column = jnp.arange(image.shape[1])[:, None, None], jnp.arange(image.shape[2])[None, :, None]
+    """Greys the square of side 2 * half around `centre`, int32 [batch, 2], cut at the border (arXiv
+    1708.04552).
+    """
+    row, column = (
+        jnp.arange(image.shape[1])[:, None, None],
+        jnp.arange(image.shape[2])[None, :, None],
+    )
     y, x = centre[:, 0, None, None, None], centre[:, 1, None, None, None]
     inside = (row >= y - half) & (row < y + half) & (column >= x - half) & (column < x + half)
     return jnp.where(inside, jnp.uint8(GREY), image)
@@ -227,12 +279,20 @@ def enhance(m: float) -> float:
     return m / 10 * 1.8 + 0.1
 
 
-# Name -> f(magnitude, height, width), the matrix. Shears and translations by a positive amount move to the left and up.
+# Name -> f(magnitude, height, width), the matrix. Shears and translations by a positive amount move
+# to the left and up.
 MATRICES: dict[str, Callable] = {
     "Rotate": lambda m, height, width: rotation(m / 10 * 30, height, width),
     "ShearX": lambda m, height, width: (1, m / 10 * 0.3, 0, 0, 1, 0),
     "ShearY": lambda m, height, width: (1, 0, 0, m / 10 * 0.3, 1, 0),
-    "TranslateX": lambda m, height, width: (1, 0, m / 10 * 100, 0, 1, 0),  # pixels, whatever the size of the image
+    "TranslateX": lambda m, height, width: (
+        1,
+        0,
+        m / 10 * 100,
+        0,
+        1,
+        0,
+    ),  # pixels, whatever the size of the image
     "TranslateY": lambda m, height, width: (1, 0, 0, 0, 1, m / 10 * 100),
 }
 
@@ -269,7 +329,9 @@ def all_at_once(image, op, negative, centre, m: float):
 
 
 def one_by_one(image, op, negative, centre, m: float):
-    """`operate` by a loop over images, which applies to each only what was chosen: the cheapest way on a CPU."""
+    """`operate` by a loop over images, which applies to each only what was chosen: the cheapest way
+    on a CPU.
+    """
 
     def one(args):
         image, op, negative, centre = (x[None] for x in args)
@@ -280,7 +342,9 @@ def one_by_one(image, op, negative, centre, m: float):
             return unpack(jax.lax.cond(negative[0], *projections, pack(image)))
 
         branches = [functools.partial(moved, matrix) for matrix in MATRICES.values()]
-        branches += [lambda x, function=function: function(x, m, centre) for function in POINTWISE.values()]
+        branches += [
+            lambda x, function=function: function(x, m, centre) for function in POINTWISE.values()
+        ]
         return jax.lax.switch(op[0], branches, image)[0]
 
     return jax.lax.map(one, (image, op, negative, centre))

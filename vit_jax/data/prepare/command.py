@@ -1,4 +1,5 @@
-"""Prepares a data set as training reads it best: by TFDS, from ImageNet-21k's tars, or as a copy with smaller images.
+"""Prepares a data set as training reads it best: by TFDS, from ImageNet-21k's tars, or as a copy
+with smaller images.
 
 python -m vit_jax.data prepare --config=FILE.py[:ARG]                      what TFDS downloads
 python -m vit_jax.data prepare --config=... --from=FOLDER [--partial]      imagenet21k, from one tar per class
@@ -26,8 +27,9 @@ log = logging.getLogger("vit_jax.data.prepare")
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # what training decodes
 QUALITY = 90  # of JPEG; chroma is 4:2:0, the default of Pillow's encoder
-# A JPEG may be decoded at a half, quarter or eighth of its size, if that is still so many times the size wanted: twice
-# as fast on photos of 1600 x 1200, and 50 dB from decoding it whole; the encoder loses far more.
+# A JPEG may be decoded at a half, quarter or eighth of its size, if that is still so many times the
+# size wanted: twice as fast on photos of 1600 x 1200, and 50 dB from decoding it whole; the encoder
+# loses far more.
 DRAFT = 2
 
 
@@ -35,8 +37,9 @@ def run(config, args) -> dict:
     """Does what the arguments say; a report in plain JSON.
 
     Returns:
-      {"status": "prepared" | "already prepared", "name", "data_dir", "folder", "num_classes", "examples" by split,
-      "skipped": names of corrupt images, "use": config overrides, "origin" of a data set that we wrote}.
+      {"status": "prepared" | "already prepared", "name", "data_dir", "folder", "num_classes",
+      "examples" by split, "skipped": names of corrupt images, "use": config overrides, "origin" of
+      a data set that we wrote}.
 
     Raises:
       UserError: wrong arguments, a corrupt image, a disk that is full or can't be written.
@@ -53,21 +56,36 @@ def run(config, args) -> dict:
 def check_arguments(config, args) -> None:
     name = config.data.name
     if args.source and name != "imagenet21k":
-        raise UserError(f"--from is for data.name=imagenet21k, not {name}: leave it out, or correct the config")
+        raise UserError(
+            f"--from is for data.name=imagenet21k, not {name}: leave it out, or correct the config"
+        )
     if args.partial and not args.source:
-        raise UserError("--partial has no effect without --from: give the folder of tars, or leave it out")
+        raise UserError(
+            "--partial has no effect without --from: give the folder of tars, or leave it out"
+        )
     for key in ("short_side", "workers"):
         if getattr(args, key) < 0:
             raise UserError(f"--{key}={getattr(args, key)} is negative: correct it")
     writes = args.source or args.out
     if not writes and (args.short_side or args.name):
-        raise UserError("--short_side and --name have no effect without --out: say where the copy goes, as --out=DIR")
+        raise UserError(
+            "--short_side and --name have no effect without --out: say where the copy goes, as "
+            "--out=DIR"
+        )
     if name == "mixture":
-        raise UserError("a mixture can't be prepared as one: prepare its parts, each with --config.data.name=PART")
+        raise UserError(
+            "a mixture can't be prepared as one: prepare its parts, each with "
+            "--config.data.name=PART"
+        )
     if name == "imagenet21k" and not writes:
-        raise UserError("imagenet21k is no data set of TFDS: give --from=FOLDER with its tars, one per class")
+        raise UserError(
+            "imagenet21k is no data set of TFDS: give --from=FOLDER with its tars, one per class"
+        )
     if not writes and (name == "digits" or name.startswith(("folder:", "tars:", "csv:"))):
-        raise UserError(f"{name} is read where it is and needs no preparation: leave prepare out, or copy by --out=DIR")
+        raise UserError(
+            f"{name} is read where it is and needs no preparation: leave prepare out, or copy by "
+            "--out=DIR"
+        )
 
 
 def workers(args) -> int:
@@ -81,10 +99,9 @@ def splits_used(config) -> list[str]:
     for entry in config.evals.values():
         if entry.data.name in ("", data.name) and entry.data.data_dir in ("", data.data_dir):
             used.append(entry.data.split)
-    return list(dict.fromkeys(part.partition("[")[0].strip() for text in used for part in text.split("+")))
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
+    return list(
+        dict.fromkeys(part.partition("[")[0].strip() for text in used for part in text.split("+"))
+    )
 
 
 def make_check() -> Callable[[bytes], bytes]:
@@ -106,7 +123,9 @@ def make_check() -> Callable[[bytes], bytes]:
 
 
 def shrunk(image: Image.Image, side: int) -> bytes:
-    """The image with its short side `side`, antialiased (bicubic), as a JPEG without metadata, grey where it was."""
+    """The image with its short side `side`, antialiased (bicubic), as a JPEG without metadata, grey
+    where it was.
+    """
     scale = side / min(image.size)
     size = tuple(max(side, round(length * scale)) for length in image.size)
     drafted = image.draft(None, tuple(DRAFT * length for length in size))
@@ -122,7 +141,9 @@ def shrunk(image: Image.Image, side: int) -> bytes:
 
 
 def make_shrink(side: int) -> Callable[[bytes], bytes]:
-    """f(encoded) -> encoded, byte for byte where the short side is at most `side`, else `shrunk`; or Corrupt."""
+    """f(encoded) -> encoded, byte for byte where the short side is at most `side`, else `shrunk`;
+    or Corrupt.
+    """
     check = make_check()
     Image.MAX_IMAGE_PIXELS = None  # its limit guards against bombs; these are the user's own images
 
@@ -138,17 +159,18 @@ def make_shrink(side: int) -> Callable[[bytes], bytes]:
     return shrink
 
 
-# --- examples ---------------------------------------------------------------------------------------------------------
-
-
-def readable(read: Callable, describe: Callable[[int], str], transform: Callable[[bytes], bytes]) -> Callable:
+def readable(
+    read: Callable, describe: Callable[[int], str], transform: Callable[[bytes], bytes]
+) -> Callable:
     """f(i) -> (encoded image after `transform`, label)."""
 
     def one(i: int) -> tuple[bytes, int]:
         try:
             encoded, label = read(i)
         except OSError as error:
-            raise UserError(f"{describe(i)} can't be read ({error.strerror}): look at the disk it is on") from None
+            raise UserError(
+                f"{describe(i)} can't be read ({error.strerror}): look at the disk it is on"
+            ) from None
         return transform(encoded), label
 
     return one
@@ -158,11 +180,14 @@ def must_have_one_label(is_set: bool) -> None:
     """Raises UserError for images with several labels each."""
     if is_set:
         raise UserError(
-            "images with several labels each can't be copied as a data set of TFDS: train on them as they are"
+            "images with several labels each can't be copied as a data set of TFDS: train on them "
+            "as they are"
         )
 
 
-def of_listing(listing: Listing, numbers: np.ndarray, transform: Callable[[bytes], bytes]) -> Examples:
+def of_listing(
+    listing: Listing, numbers: np.ndarray, transform: Callable[[bytes], bytes]
+) -> Examples:
     labels = listing.labels
     must_have_one_label(labels.ndim == 2)
 
@@ -172,7 +197,9 @@ def of_listing(listing: Listing, numbers: np.ndarray, transform: Callable[[bytes
     def read(i: int) -> tuple[bytes, int]:
         return listing.read(int(numbers[i])), int(labels[numbers[i]])
 
-    return Examples(len(numbers), readable(read, describe, transform), describe, listing.fingerprint)
+    return Examples(
+        len(numbers), readable(read, describe, transform), describe, listing.fingerprint
+    )
 
 
 def of_source(source, transform: Callable[[bytes], bytes]) -> Examples:
@@ -180,18 +207,20 @@ def of_source(source, transform: Callable[[bytes], bytes]) -> Examples:
     import tensorflow as tf
 
     must_have_one_label(source.set_size > 0)
-    parse = tf.function(source.parse, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)])
+    parse = tf.function(
+        source.parse, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
+    )
 
     def read(i: int) -> tuple[bytes, int]:
         encoded, label = parse(source.read([i])[0], i)
         return encoded.numpy(), int(label)
 
     return Examples(
-        source.num_examples, readable(read, source.describe, transform), source.describe, source.fingerprint
+        source.num_examples,
+        readable(read, source.describe, transform),
+        source.describe,
+        source.fingerprint,
     )
-
-
-# --- the data sets that we write --------------------------------------------------------------------------------------
 
 
 def origin_of(name: str, short_side: int, **more) -> dict:
@@ -204,7 +233,11 @@ def report(target: writer.Target, found: dict, is_new: bool) -> dict:
     use = [f"--config.data.name={target.name}", f"--config.data.data_dir={target.data_dir}"]
     status = "prepared" if is_new else "already prepared"
     if found["skipped"]:
-        log.warning("%d corrupt images were left out, the first is %s", len(found["skipped"]), found["skipped"][0])
+        log.warning(
+            "%d corrupt images were left out, the first is %s",
+            len(found["skipped"]),
+            found["skipped"][0],
+        )
     sizes = ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
     log.info("%s in %s: %s examples, %d classes", status, target.folder, sizes, target.num_classes)
     log.info("use it by %s", " ".join(use))
@@ -250,9 +283,15 @@ def default_name(name: str, short_side: int) -> str:
 def copy(config, args) -> dict:
     """A data set that can be opened, as array_record, with smaller images if that is wanted."""
     data = config.data
-    name, data_dir = args.name or default_name(data.name, args.short_side), storage.absolute(args.out)
+    name, data_dir = (
+        args.name or default_name(data.name, args.short_side),
+        storage.absolute(args.out),
+    )
     if tfds_source.is_known(name):
-        raise UserError(f"--name={name} is a data set of TFDS, which would be opened in its place: choose another")
+        raise UserError(
+            f"--name={name} is a data set of TFDS, which would be opened in its place: choose "
+            "another"
+        )
     transform = make_shrink(args.short_side) if args.short_side else make_check()
     parts = {}
     if (listing := catalog.listing(data.name)) is not None:

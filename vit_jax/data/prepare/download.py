@@ -18,7 +18,8 @@ from vit_jax.errors import NegativeResult, UserError, one_line, storage_problem
 log = logging.getLogger("vit_jax.data.prepare")
 
 HOST_SECONDS = 10.0  # for any host to answer; TFDS alone would try for 3.5 minutes
-# Without one of its files TFDS prepares a data set that lacks a split, and says so only in a warning.
+# Without one of its files TFDS prepares a data set that lacks a split, and says so only in a
+# warning.
 MANUAL_FILES = {"imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")}
 
 
@@ -26,11 +27,15 @@ def hosts_of(urls: Iterable[str]) -> list[tuple[str, int]]:
     """(host, port) of addresses, each once."""
     parts = [urllib.parse.urlsplit(url) for url in urls]
     ports = {"http": 80, "https": 443, "ftp": 21}
-    return sorted({(part.hostname, part.port or ports[part.scheme]) for part in parts if part.scheme in ports})
+    return sorted(
+        {(part.hostname, part.port or ports[part.scheme]) for part in parts if part.scheme in ports}
+    )
 
 
 def first_answer(hosts: list[tuple[str, int]]) -> tuple[str, int] | None:
-    """The host that answers first, None where none does in time. In threads, for look-ups of names know no limit."""
+    """The host that answers first, None where none does in time. In threads, for look-ups of names
+    know no limit.
+    """
     answers = queue.SimpleQueue()
 
     def ask(host: tuple[str, int]) -> None:
@@ -53,17 +58,21 @@ def first_answer(hosts: list[tuple[str, int]]) -> tuple[str, int] | None:
 
 
 def check_network(builder, name: str) -> None:
-    """Raises NegativeResult where no host of the data set answers and nothing has been downloaded earlier."""
+    """Raises NegativeResult where no host of the data set answers and nothing has been downloaded
+    earlier.
+    """
     hosts = hosts_of(builder.url_infos or ())[:16]
     if not hosts or urllib.request.getproxies() or first_answer(hosts):
         return
     told, downloads = ", ".join(host for host, _ in hosts), builder.data_dir_root / "downloads"
     if any(downloads.glob("*.INFO")):
-        log.warning("%s can't be reached: trying with the files in %s, for up to 4 minutes", told, downloads)
+        log.warning(
+            "%s can't be reached: trying with the files in %s, for up to 4 minutes", told, downloads
+        )
         return
     raise NegativeResult(
-        f"{name} can't be downloaded, {told} can't be reached from here: run this on a machine with a network and copy "
-        f"{builder.data_path} here, or set HTTPS_PROXY"
+        f"{name} can't be downloaded, {told} can't be reached from here: run this on a machine "
+        f"with a network and copy {builder.data_path} here, or set HTTPS_PROXY"
     )
 
 
@@ -101,7 +110,11 @@ def fetch(builder, name: str) -> None:
         if problem := storage_problem(error):
             raise UserError(f"{problem}: make room, or choose another data.data_dir") from error
         manual = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
-        hint = f"the files that you fetched may lack one: {one_line(manual)}" if manual else "try again later"
+        hint = (
+            f"the files that you fetched may lack one: {one_line(manual)}"
+            if manual
+            else "try again later"
+        )
         raise NegativeResult(
             f"TFDS fails to prepare {name}: {type(error).__name__}: {one_line(error)[:300]}: {hint}"
         ) from error
@@ -139,13 +152,21 @@ def prepare(config, wanted: list[str]) -> dict:
     status = "prepared" if is_new else "already prepared"
     if missing := [split for split in wanted if split not in examples]:
         raise NegativeResult(
-            f"{name} is {status} in {builder.data_path}, but has no split {missing[0]!r}, only {', '.join(examples)}: "
-            "correct the config; if its files were incomplete, add them, delete the folder, and prepare again"
+            f"{name} is {status} in {builder.data_path}, but has no split {missing[0]!r}, only "
+            f"{', '.join(examples)}: correct the config; if its files were incomplete, add them, "
+            "delete the folder, and prepare again"
         )
-    log.info("%s in %s: %s", status, builder.data_path, ", ".join(f"{s} {n:,}" for s, n in examples.items()))
+    log.info(
+        "%s in %s: %s",
+        status,
+        builder.data_path,
+        ", ".join(f"{s} {n:,}" for s, n in examples.items()),
+    )
     features = builder.info.features
     num_classes = features["label"].num_classes if "label" in features else 0
-    use = [f"--config.data.name={name}"] + ([f"--config.data.data_dir={data_dir}"] if data_dir else [])
+    use = [f"--config.data.name={name}"] + (
+        [f"--config.data.data_dir={data_dir}"] if data_dir else []
+    )
     return dict(
         status=status,
         name=name,

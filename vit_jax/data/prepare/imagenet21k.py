@@ -1,7 +1,7 @@
 """ImageNet-21k as it is published: a folder with one tar per class, named after its WordNet id.
 
-Labels are those of the published 21,843-way heads: positions in Google's sorted list of WordNet ids, which is that of
-the fall 2011 release and two classes that have no images.
+Labels are those of the published 21,843-way heads: positions in Google's sorted list of WordNet
+ids, which is that of the fall 2011 release and two classes that have no images.
 """
 
 import concurrent.futures
@@ -69,7 +69,9 @@ def scan(folder: str, paths: list[str]) -> dict[str, np.ndarray]:
             if number % 1000 == 0:
                 log.info("indexed %d of %d tars", number, len(paths))
     if bad:
-        raise UserError(f"{len(bad)} of the {len(paths)} tars in {folder} are damaged: {'; '.join(bad[:3])}")
+        raise UserError(
+            f"{len(bad)} of the {len(paths)} tars in {folder} are damaged: {'; '.join(bad[:3])}"
+        )
     starts = np.cumsum([0, *(len(part[0]) for part in parts)])
     return dict(
         stamps=np.asarray(stamps, np.int64),
@@ -93,7 +95,9 @@ def find(folder: str) -> tuple[str, list[str]]:
     names = next(storage.walk(folder))[2] if storage.is_folder(folder) else []
     found = [f"{folder}/{name}" for name in names if name.endswith(".tar")]
     if not found:
-        raise UserError(f"{folder} holds no tars named as n01440764.tar: give the folder that does as --from")
+        raise UserError(
+            f"{folder} holds no tars named as n01440764.tar: give the folder that does as --from"
+        )
     return folder, found
 
 
@@ -108,8 +112,13 @@ def release_of(folder: str, counts: dict[str, int], partial: bool) -> str:
     """
     unknown = sorted(counts.keys() - set(ids()))
     empty = [name for name, count in counts.items() if not count]
-    size = len(counts) - len(unknown), sum(count for name, count in counts.items() if name not in unknown)
-    release = next((name for name, wanted in RELEASES.items() if wanted == size and not unknown), "partial")
+    size = (
+        len(counts) - len(unknown),
+        sum(count for name, count in counts.items() if name not in unknown),
+    )
+    release = next(
+        (name for name, wanted in RELEASES.items() if wanted == size and not unknown), "partial"
+    )
     missing = [wnid for wnid in ids() if wnid not in counts and wnid not in WITHOUT_IMAGES]
     told = [
         f"unknown classes: {some(unknown)}" if unknown else "",
@@ -118,28 +127,41 @@ def release_of(folder: str, counts: dict[str, int], partial: bool) -> str:
     ]
     told = "; ".join(filter(None, told)) or "no class is missing"
     if release == "partial" and not partial:
-        known = " nor ".join(f"{name} ({c:,} classes, {n:,} images)" for name, (c, n) in RELEASES.items())
+        known = " nor ".join(
+            f"{name} ({c:,} classes, {n:,} images)" for name, (c, n) in RELEASES.items()
+        )
         raise NegativeResult(
-            f"{folder} is neither {known}: it has {size[0]:,} known classes and {size[1]:,} images; {told}: add what "
-            "is missing, or prepare what is there with --partial"
+            f"{folder} is neither {known}: it has {size[0]:,} known classes and {size[1]:,} "
+            f"images; {told}: add what is missing, or prepare what is there with --partial"
         )
     if release == "partial" or empty:
-        log.warning("%s has %s known classes and %s images; %s", folder, f"{size[0]:,}", f"{size[1]:,}", told)
+        log.warning(
+            "%s has %s known classes and %s images; %s",
+            folder,
+            f"{size[0]:,}",
+            f"{size[1]:,}",
+            told,
+        )
     return release
 
 
 def load(folder: str, partial: bool) -> tuple[Listing, dict]:
-    """Lists the images, and says what they are: (listing, {"release", "classes", "images", "empty", "unknown"}).
+    """Lists the images, and says what they are: (listing, {"release", "classes", "images", "empty",
+    "unknown"}).
 
     Raises:
       UserError: there are no tars, or some are damaged.
-      NegativeResult: it is no whole release, and not `partial`; or there is not one image of a known class.
+      NegativeResult: it is no whole release, and not `partial`; or there is not one image of a
+        known class.
     """
     folder, paths = find(folder)
     stamps = [storage.stamp(path) for path in paths]
     where = "\n".join([folder, *paths])
     arrays = index_cache.cached(
-        "imagenet21k", where, lambda: scan(folder, paths), lambda found: np.array_equal(found["stamps"], stamps)
+        "imagenet21k",
+        where,
+        lambda: scan(folder, paths),
+        lambda found: np.array_equal(found["stamps"], stamps),
     )
     wnids = [os.path.basename(path).removesuffix(".tar") for path in paths]
     counts = dict(zip(wnids, arrays["counts"].tolist(), strict=True))
@@ -150,7 +172,9 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     labels = np.asarray([numbers.get(wnid, -1) for wnid in wnids], np.int32)[of_tar]
     known = np.flatnonzero(labels >= 0)
     if not len(known):
-        raise NegativeResult(f"{folder} has no image of a class of ImageNet-21k: give another folder as --from")
+        raise NegativeResult(
+            f"{folder} has no image of a class of ImageNet-21k: give another folder as --from"
+        )
     names, spans = index_cache.Strings.of(arrays, "names"), arrays["spans"]
     listing = Listing(
         class_names=ids(),
@@ -159,7 +183,9 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
         splits={"train": known},
         read=lambda i: storage.read_range(paths[of_tar[i]], *spans[i].tolist()),
         describe=lambda i: f"{names[i]} in {paths[of_tar[i]]}",
-        fingerprint=index_cache.digest("\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans),
+        fingerprint=index_cache.digest(
+            "\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans
+        ),
     )
     return listing, dict(
         release=release,

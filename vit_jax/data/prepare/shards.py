@@ -1,4 +1,6 @@
-"""Array_record shards of labelled images: written by many threads, at once or not at all, always the same bytes."""
+"""Array_record shards of labelled images: written by many threads, at once or not at all, always
+the same bytes.
+"""
 
 import concurrent.futures
 import contextlib
@@ -19,7 +21,8 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger("vit_jax.data.prepare")
 
-# Each record can be read alone, as TFDS writes them; compressing images again would take 0.1 ms each, for nothing.
+# Each record can be read alone, as TFDS writes them; compressing images again would take 0.1 ms
+# each, for nothing.
 OPTIONS = "group_size:1,uncompressed"
 ORDER_SEED = 0
 PROGRESS_SECONDS = 5.0
@@ -35,7 +38,9 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """The examples of a split. `read(i)` gives (encoded image, label) or raises Corrupt; many threads call it."""
+    """The examples of a split. `read(i)` gives (encoded image, label) or raises Corrupt; many
+    threads call it.
+    """
 
     count: int
     read: Callable[[int], tuple[bytes, int]]
@@ -76,7 +81,9 @@ def of_int(value: int) -> bytes:
 
 def encode(features: Mapping[str, bytes]) -> bytes:
     """A tf.train.Example. By hand, as protocol buffers leave the order of a map open."""
-    entries = (field(1, field(1, key.encode()) + field(2, feature)) for key, feature in features.items())
+    entries = (
+        field(1, field(1, key.encode()) + field(2, feature)) for key, feature in features.items()
+    )
     return field(1, b"".join(entries))
 
 
@@ -84,8 +91,8 @@ def refuse_or_skip(examples: Examples, i: int, error: Corrupt, skip_corrupt: boo
     """The name of a corrupt example that is left out, or a UserError with it."""
     if not skip_corrupt:
         raise UserError(
-            f"{examples.describe(i)} can't be read as an image ({error}): remove or replace it, or leave such images "
-            "out with --config.data.on_corrupt=skip"
+            f"{examples.describe(i)} can't be read as an image ({error}): remove or replace it, or "
+            "leave such images out with --config.data.on_corrupt=skip"
         )
     return examples.describe(i)
 
@@ -114,7 +121,13 @@ class Progress:
             self.shown = now
             speed = self.fresh / (now - self.started)
             left = datetime.timedelta(seconds=round((self.total - self.done) / speed))
-            log.info("%s of %s images, %.0f images/s, ETA %s", f"{self.done:,}", f"{self.total:,}", speed, left)
+            log.info(
+                "%s of %s images, %.0f images/s, ETA %s",
+                f"{self.done:,}",
+                f"{self.total:,}",
+                speed,
+                left,
+            )
 
 
 def write_records(path: pathlib.Path, records: Iterator[bytes]) -> int:
@@ -185,14 +198,20 @@ def write_shard(
 
 
 def write_shards(
-    splits: Mapping[str, Examples], paths: Mapping[str, Sequence[pathlib.Path]], skip_corrupt: bool, workers: int
+    splits: Mapping[str, Examples],
+    paths: Mapping[str, Sequence[pathlib.Path]],
+    skip_corrupt: bool,
+    workers: int,
 ) -> dict[str, list[dict]]:
     """Writes the shards that are not there; what `write_shard` says of each, by split.
 
-    Threads, as Pillow, TensorFlow and the disk work without Python's lock: of the 4 ms that re-encoding a photo of
-    500 x 375 takes, about 0.2 ms hold it, so some 16 cores are kept busy.
+    Threads, as Pillow, TensorFlow and the disk work without Python's lock: of the 4 ms that
+    re-encoding a photo of 500 x 375 takes, about 0.2 ms hold it, so some 16 cores are kept busy.
     """
-    progress, stop = Progress(sum(examples.count for examples in splits.values())), threading.Event()
+    progress, stop = (
+        Progress(sum(examples.count for examples in splits.values())),
+        threading.Event(),
+    )
     jobs = []
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
@@ -201,7 +220,9 @@ def write_shards(
                 for path, part in zip(paths[split], parts, strict=True):
                     arguments = (path, part, examples, skip_corrupt, progress, stop)
                     jobs.append((split, pool.submit(write_shard, *arguments)))
-            concurrent.futures.wait([job for _, job in jobs], return_when=concurrent.futures.FIRST_EXCEPTION)
+            concurrent.futures.wait(
+                [job for _, job in jobs], return_when=concurrent.futures.FIRST_EXCEPTION
+            )
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)

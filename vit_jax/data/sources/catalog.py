@@ -1,4 +1,6 @@
-"""What is known of public data sets without reading them, for recipes and dry runs. Needs no TensorFlow."""
+"""What is known of public data sets without reading them, for recipes and dry runs. Needs no
+TensorFlow.
+"""
 
 import dataclasses
 
@@ -18,9 +20,10 @@ class Entry:
     test: str
 
 
-# Counts: the data sets' own pages (TFDS catalog). ImageNet-21k: fall 2011 release with the 21,843-way label space of
-# the published heads. jft300m: arXiv 2010.11929 section 4.1 (303M images) with the 18,291 classes of arXiv 1707.02968;
-# JFT is not public, its entry lets the paper's recipes be planned and priced.
+# Counts: the data sets' own pages (TFDS catalog). ImageNet-21k: fall 2011 release with the
+# 21,843-way label space of the published heads. jft300m: arXiv 2010.11929 section 4.1 (303M images)
+# with the 18,291 classes of arXiv 1707.02968; JFT is not public, its entry lets the paper's recipes
+# be planned and priced.
 CATALOG = {
     "imagenet2012": Entry(1_000, {"train": 1_281_167, "validation": 50_000}, "validation"),
     "imagenet21k": Entry(21_843, {"train": 14_197_122}, "train"),
@@ -66,7 +69,9 @@ def listing(name: str) -> Listing | None:
 
 
 def mixture_parts(data) -> list[tuple[str, str, float]]:
-    """(name, split, weight) of `data.mixture`, whose entries are NAME@SPLIT, or NAME for `data.split`."""
+    """(name, split, weight) of `data.mixture`, whose entries are NAME@SPLIT, or NAME for
+    `data.split`.
+    """
     parts = []
     for text, weight in data.mixture:
         name, _, split = text.rpartition("@")
@@ -76,7 +81,9 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
 
 
 def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
-    """(examples, classes, class names) without opening a prepared data set; 0 where it is not known."""
+    """(examples, classes, class names) without opening a prepared data set; 0 where it is not
+    known.
+    """
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return task.splits.get(split, ("", 0))[1], task.num_classes, ()
@@ -85,7 +92,11 @@ def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
         return len(splits.select(split, parts, name)), CATALOG[name].num_classes, ()
     if (found := listing(name)) is None:
         return 0, 0, ()
-    return len(splits.select(split, found.splits, name)), found.num_classes, tuple(found.class_names)
+    return (
+        len(splits.select(split, found.splits, name)),
+        found.num_classes,
+        tuple(found.class_names),
+    )
 
 
 def declared(config) -> Facts:
@@ -98,16 +109,24 @@ def declared(config) -> Facts:
     if data.name == "mixture":
         sizes = [size_of(name, split) for name, split, _ in mixture_parts(data)]
         examples = sum(size for size, *_ in sizes) if all(size for size, *_ in sizes) else 0
-        names = tuple(dict.fromkeys(name for *_, own in sizes for name in own)) if all(own for *_, own in sizes) else ()
+        names = (
+            tuple(dict.fromkeys(name for *_, own in sizes for name in own))
+            if all(own for *_, own in sizes)
+            else ()
+        )
         classes = len(names) or max(size[1] for size in sizes)
     else:
         examples, classes, names = size_of(data.name, data.split)
-        examples = splits.amount(data.subset, examples, data.name) if data.subset and examples else examples
+        examples = (
+            splits.amount(data.subset, examples, data.name)
+            if data.subset and examples
+            else examples
+        )
     examples, classes = data.num_examples or examples, config.model.num_classes or classes
     if not examples or not classes:
         raise UserError(
-            f"the number of examples and classes of {data_name(data)} is not known without the data: set "
-            "data.num_examples and model.num_classes"
+            f"the number of examples and classes of {data_name(data)} is not known without the "
+            "data: set data.num_examples and model.num_classes"
         )
     return Facts(examples, classes, names)
 
@@ -125,18 +144,24 @@ def found(config, source) -> Facts:
     Raises:
       UserError: they disagree.
     """
-    name, examples, classes = data_name(config.data), config.data.num_examples, config.model.num_classes
+    name, examples, classes = (
+        data_name(config.data),
+        config.data.num_examples,
+        config.model.num_classes,
+    )
     if examples not in (0, source.num_examples):
         raise UserError(
-            f"config key data.num_examples={examples}, but {name} has {source.num_examples}: correct it, or set it to 0"
+            f"config key data.num_examples={examples}, but {name} has {source.num_examples}: "
+            "correct it, or set it to 0"
         )
     if classes and classes < source.num_classes:
         raise UserError(
-            f"config key model.num_classes={classes} is less than the {source.num_classes} classes of {name}: "
-            "set it to 0"
+            f"config key model.num_classes={classes} is less than the {source.num_classes} classes "
+            f"of {name}: set it to 0"
         )
     if source.set_size and config.loss == "softmax_xent":
         raise UserError(
-            f"images of {name} have several labels each, of which loss=softmax_xent takes one: set sigmoid_xent"
+            f"images of {name} have several labels each, of which loss=softmax_xent takes one: set "
+            "sigmoid_xent"
         )
     return Facts(source.num_examples, classes or source.num_classes, tuple(source.class_names))

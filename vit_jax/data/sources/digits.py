@@ -1,4 +1,6 @@
-"""The data set that needs no network: scikit-learn's 1,797 scanned digits (8 x 8, ten classes) with a fixed split."""
+"""The data set that needs no network: scikit-learn's 1,797 scanned digits (8 x 8, ten classes) with
+a fixed split.
+"""
 
 import io
 
@@ -23,7 +25,9 @@ def load(_: str = "") -> Listing:
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     labels = data.target.astype(np.int32)
-    rest, test = train_test_split(np.arange(len(labels)), test_size=360, random_state=0, stratify=labels)
+    rest, test = train_test_split(
+        np.arange(len(labels)), test_size=360, random_state=0, stratify=labels
+    )
     train, val = train_test_split(rest, test_size=360, random_state=0, stratify=labels[rest])
     files = [png(image) for image in images]
     return Listing(

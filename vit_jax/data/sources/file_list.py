@@ -23,9 +23,13 @@ def load(given: Sequence[str]) -> tuple[list[str], Listing]:
             paths.append(path)
             continue
         for folder, _, names in storage.walk(storage.absolute(path)):
-            paths += [os.path.join(folder, name) for name in names if name.lower().endswith(SUFFIXES)]
+            paths += [
+                os.path.join(folder, name) for name in names if name.lower().endswith(SUFFIXES)
+            ]
     if not paths:
-        raise UserError(f"{', '.join(given)} has no images ({', '.join(SUFFIXES)}): give another folder")
+        raise UserError(
+            f"{', '.join(given)} has no images ({', '.join(SUFFIXES)}): give another folder"
+        )
     everything = np.arange(len(paths))
     return paths, Listing(
         class_names=(),

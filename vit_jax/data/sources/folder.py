@@ -1,4 +1,6 @@
-"""A folder of images as a data set: class sub-folders, with or without train / val / test folders above them."""
+"""A folder of images as a data set: class sub-folders, with or without train / val / test folders
+above them.
+"""
 
 import os
 
@@ -8,12 +10,18 @@ from vit_jax.data.sources import index_cache, storage
 from vit_jax.data.sources.listing import SUFFIXES, Listing
 from vit_jax.errors import UserError
 
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
 MIXING_SEED = 0  # of the fixed order in which a folder without split folders is sliced
 
 
 def scan(root: str) -> dict[str, np.ndarray]:
-    """All folders below `root` (relative, sorted, "" first), when they changed, and the images in each of them."""
+    """All folders below `root` (relative, sorted, "" first), when they changed, and the images in
+    each of them.
+    """
     folders, changed, counts, images = [], [], [], []
     remote = ((path, 0, below, names) for path, below, names in storage.walk(root))
     for path, time, _, names in storage.walk_local(root) if storage.is_local(root) else remote:
@@ -50,23 +58,33 @@ def split_folders(root: str, top: list[str]) -> dict[str, str]:
     for name in top:
         for split in (split for split, names in SPLITS.items() if name.lower() in names):
             if split in found:
-                raise UserError(f"{root} has both {found[split]} and {name}, which mean {split}: merge them")
+                raise UserError(
+                    f"{root} has both {found[split]} and {name}, which mean {split}: merge them"
+                )
             found[split] = name
     if found and "train" not in found:
-        raise UserError(f"{root} has {', '.join(found)} but no train folder: class numbers come from train, add it")
+        raise UserError(
+            f"{root} has {', '.join(found)} but no train folder: class numbers come from train, "
+            "add it"
+        )
     return {split: found[split] for split in SPLITS if split in found}
 
 
 def class_of(folder: str, below: str) -> str | None:
-    """The class that the images in `folder` belong to, in a split whose folder is `below`; None: another split."""
+    """The class that the images in `folder` belong to, in a split whose folder is `below`; None:
+    another split.
+    """
     parts = folder.split("/") if folder else []
     if below and parts[:1] != [below]:
         return None
     return "/".join(parts[bool(below) : bool(below) + 1])
 
 
-def label_folders(root: str, folders: list[str], counts: np.ndarray, below: str, classes: list[str] | None):
-    """Labels of the folders of one split: (class names, label of every folder, -1 where it is of no class).
+def label_folders(
+    root: str, folders: list[str], counts: np.ndarray, below: str, classes: list[str] | None
+):
+    """Labels of the folders of one split: (class names, label of every folder, -1 where it is of no
+    class).
 
     Args:
       below: the folder of the split, "" where there are no split folders.
@@ -79,36 +97,45 @@ def label_folders(root: str, folders: list[str], counts: np.ndarray, below: str,
         if name:
             sizes[name] = sizes.get(name, 0) + count
     if not sizes:
-        raise UserError(f"{where} has no class folders: put the images of each class in a sub-folder named after it")
+        raise UserError(
+            f"{where} has no class folders: put the images of each class in a sub-folder named "
+            "after it"
+        )
     if classes is None:
         classes = sorted(sizes)
     if unknown := sorted(sizes.keys() - set(classes)):
         raise UserError(
-            f"{os.path.join(where, unknown[0])} is a class that train does not have: remove the folder, or add the "
-            "class to train"
+            f"{os.path.join(where, unknown[0])} is a class that train does not have: remove the "
+            "folder, or add the class to train"
         )
     if empty := [name for name, count in sizes.items() if not count]:
         raise UserError(
-            f"class folder {os.path.join(where, empty[0])} has no images ({', '.join(SUFFIXES)}): add some or remove "
-            "the folder"
+            f"class folder {os.path.join(where, empty[0])} has no images ({', '.join(SUFFIXES)}): "
+            "add some or remove the folder"
         )
     numbers = {name: number for number, name in enumerate(classes)}
     return classes, np.asarray([numbers[name] if name else -1 for name in names], np.int32)
 
 
 def load(root: str) -> Listing:
-    """Lists a folder. A listing is kept, and used again while no folder has changed: a million files start at once.
+    """Lists a folder. A listing is kept, and used again while no folder has changed: a million
+    files start at once.
 
-    Class names are those of train, sorted. Both names of a split work ("val" and "validation"). Without split folders
-    all is "train", in a fixed mixed order, for slices as train[:90%].
+    Class names are those of train, sorted. Both names of a split work ("val" and "validation").
+    Without split folders all is "train", in a fixed mixed order, for slices as train[:90%].
 
     Raises:
-      UserError: the folder, its class folders or their images are missing, or a class is unknown to train.
+      UserError: the folder, its class folders or their images are missing, or a class is unknown to
+        train.
     """
     root = storage.absolute(root) if root else root
     if not root or not storage.is_folder(root):
-        raise UserError(f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH")
-    arrays = index_cache.cached("folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays))
+        raise UserError(
+            f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH"
+        )
+    arrays = index_cache.cached(
+        "folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays)
+    )
     folders, images, counts = (
         list(index_cache.Strings.of(arrays, "folders")),
         index_cache.Strings.of(arrays, "images"),
@@ -124,7 +151,11 @@ def load(root: str) -> Listing:
         labels = np.maximum(labels, found)
         numbers = np.flatnonzero(np.repeat(found, counts) >= 0)
         names = SPLITS[split] if splits else ("train",)
-        order = numbers if splits else numbers[np.random.default_rng(MIXING_SEED).permutation(len(numbers))]
+        order = (
+            numbers
+            if splits
+            else numbers[np.random.default_rng(MIXING_SEED).permutation(len(numbers))]
+        )
         parts |= dict.fromkeys(names, order)
 
     of_image = np.repeat(np.arange(len(folders), dtype=np.int32), counts)

@@ -1,4 +1,6 @@
-"""What takes long to find out about data on disk: arrays in the user's cache, used while the data are unchanged."""
+"""What takes long to find out about data on disk: arrays in the user's cache, used while the data
+are unchanged.
+"""
 
 import contextlib
 import hashlib
@@ -21,13 +23,18 @@ class Strings(Sequence):
     """Many strings in two arrays: a million file names cost their bytes and not an object each."""
 
     def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
-        """`bytes_`: uint8, UTF-8 of all strings behind one another; `ends`: int64, where each one ends."""
+        """`bytes_`: uint8, UTF-8 of all strings behind one another; `ends`: int64, where each one
+        ends.
+        """
         self.bytes, self.ends = bytes_, ends
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> "Strings":
         encoded = [os.fsencode(string) for string in strings]  # names that are no UTF-8 survive
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(e) for e in encoded], dtype=np.int64))
+        return cls(
+            np.frombuffer(b"".join(encoded), np.uint8),
+            np.cumsum([len(e) for e in encoded], dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -73,7 +80,9 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a cache file at once or not at all; a folder that can't be written only costs the next start its time."""
+    """Writes a cache file at once or not at all; a folder that can't be written only costs the next
+    start its time.
+    """
     # A name of its own for each of the processes, on any host, that may share the folder.
     fresh = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
@@ -84,20 +93,33 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
-        log.warning("the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written", path, error)
+        log.warning(
+            "the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written",
+            path,
+            error,
+        )
 
 
 def cached(
-    kind: str, where: str, build: Callable[[], dict[str, np.ndarray]], is_current: Callable[[dict], bool]
+    kind: str,
+    where: str,
+    build: Callable[[], dict[str, np.ndarray]],
+    is_current: Callable[[dict], bool],
 ) -> dict[str, np.ndarray]:
-    """The arrays that `build` makes of the data at `where`, kept for as long as `is_current(arrays)` holds."""
+    """The arrays that `build` makes of the data at `where`, kept for as long as
+    `is_current(arrays)` holds.
+    """
     path = runtime.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
     arrays = read(path)
     if arrays is not None:
         try:
             if is_current(arrays):
                 return arrays
-        except (KeyError, ValueError, OSError):  # files that have gone, or a cache of another version
+        except (
+            KeyError,
+            ValueError,
+            OSError,
+        ):  # files that have gone, or a cache of another version
             pass
         log.info("%s has changed since it was indexed: the index is built again", where)
     arrays = build()

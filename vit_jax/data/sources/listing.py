@@ -1,4 +1,6 @@
-"""Labelled image files, whatever holds them: a folder, tar shards, a manifest, the digits. Needs no TensorFlow."""
+"""Labelled image files, whatever holds them: a folder, tar shards, a manifest, the digits. Needs no
+TensorFlow.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,12 +41,16 @@ def clean_label(text: str, what: str) -> str:
     if not size:
         raise UserError(f"the label of {what} is empty: add it")
     if size > MAX_LABEL_BYTES:
-        raise UserError(f"the label of {what} has {size} bytes, more than {MAX_LABEL_BYTES}: give a shorter one")
+        raise UserError(
+            f"the label of {what} has {size} bytes, more than {MAX_LABEL_BYTES}: give a shorter one"
+        )
     return text
 
 
 def distinct(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:
-    """The distinct texts, sorted, and for each text its number among them, int32. Holds only the distinct ones."""
+    """The distinct texts, sorted, and for each text its number among them, int32. Holds only the
+    distinct ones.
+    """
     # An array of texts would take the length of the longest one for each of them.
     first: dict[str, int] = {}
     numbers = np.fromiter((first.setdefault(text, len(first)) for text in texts), np.int32)
@@ -63,11 +69,13 @@ def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | 
     if not all(name.isascii() and name.isdigit() and len(name) < 9 for name in names):
         return None
     numbers = np.asarray([int(name) for name in names], np.int32)
-    # A model has an output for each number up to the highest one, so an ID as a label would fill the memory.
+    # A model has an output for each number up to the highest one, so an ID as a label would fill
+    # the memory.
     if int(numbers.max()) + 1 > 10 * examples + 1000:
         raise UserError(
-            f"{where} has the label {names[int(numbers.argmax())]} in {examples} examples: numbers as labels must "
-            "count from 0, renumber them, or put a letter before them to make them names"
+            f"{where} has the label {names[int(numbers.argmax())]} in {examples} examples: numbers "
+            "as labels must count from 0, renumber them, or put a letter before them to make them "
+            "names"
         )
     return numbers
 
@@ -75,8 +83,8 @@ def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | 
 def number_classes(texts: Iterable[str], splits: Mapping[str, np.ndarray], where: str):
     """Numbers classes that are given as text.
 
-    Whole numbers are classes as they are, without names; anything else is numbered in the order of the sorted names
-    that train has, or that there are where there is no train.
+    Whole numbers are classes as they are, without names; anything else is numbered in the order of
+    the sorted names that train has, or that there are where there is no train.
 
     Returns:
       labels int32 [files], class names, number of classes.
@@ -94,5 +102,7 @@ def number_classes(texts: Iterable[str], splits: Mapping[str, np.ndarray], where
     stray = np.setdiff1d(np.arange(len(found)), known)
     if len(stray):
         name = found[int(stray[0])]
-        raise UserError(f"{where} has the class {name!r} outside of train only: add it to train, or remove it")
+        raise UserError(
+            f"{where} has the class {name!r} outside of train only: add it to train, or remove it"
+        )
     return table[labels], tuple(found[i] for i in known.tolist()), len(known)

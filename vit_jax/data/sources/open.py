@@ -1,4 +1,6 @@
-"""Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture, or what TFDS has."""
+"""Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture,
+or what TFDS has.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -45,8 +47,8 @@ def open_rest(data) -> Source:
     rest = source and np.setdiff1d(np.arange(source.num_examples), subset_of(source, data))
     if rest is None or not len(rest):
         raise UserError(
-            f"an evaluation has data.rest=True, but data.subset={data.subset!r} of {data.name} leaves nothing out: set "
-            "it to a part, as 90%"
+            f"an evaluation has data.rest=True, but data.subset={data.subset!r} of {data.name} "
+            "leaves nothing out: set it to a part, as 90%"
         )
     return take(source, rest)
 

@@ -14,11 +14,13 @@ from vit_jax.errors import UserError
 class Source:
     """A random-access sequence of raw records.
 
-    `read([i, j, ...])` returns the bytes of these records; `parse(record, i)` turns one inside a TensorFlow graph into
-    the encoded image (a string tensor) and its int32 label; `describe(i)` names it for messages; `labels()` are those
-    of all records, int32 [num_examples], which may take a scan. With a `set_size` above 0 an example has several
-    labels: `parse` gives int32 [set_size], -1 where there are fewer, and `labels()` the first of each. `parts` are
-    (examples, weight) of what is mixed, in the order of the records; one part unless it is a mixture.
+    `read([i, j, ...])` returns the bytes of these records; `parse(record, i)` turns one inside a
+    TensorFlow graph into the encoded image (a string tensor) and its int32 label; `describe(i)`
+    names it for messages; `labels()` are those of all records, int32 [num_examples], which may take
+    a scan. With a `set_size` above 0 an example has several
+    labels: `parse` gives int32 [set_size], -1 where there are fewer, and `labels()` the first of
+    each. `parts` are (examples, weight) of what is mixed, in the order of the records; one part
+    unless it is a mixture.
     """
 
     num_examples: int
@@ -78,7 +80,8 @@ def renumbered(source: Source, class_names: Sequence[str], where: str) -> Source
     numbers = {name: number for number, name in enumerate(class_names)}
     if unknown := [name for name in source.class_names if name not in numbers]:
         raise UserError(
-            f"{where} has the class {unknown[0]!r}, which the model has not: choose data of the same classes"
+            f"{where} has the class {unknown[0]!r}, which the model has not: choose data of the "
+            "same classes"
         )
     table = np.asarray([numbers[name] for name in source.class_names], np.int32)
 
@@ -95,7 +98,9 @@ def renumbered(source: Source, class_names: Sequence[str], where: str) -> Source
     )
 
 
-def with_classes(source: Source, class_names: Sequence[str], num_classes: int, where: str) -> Source:
+def with_classes(
+    source: Source, class_names: Sequence[str], num_classes: int, where: str
+) -> Source:
     """`source` with the class numbers of a model, matched by name where both have names.
 
     Raises:
@@ -104,30 +109,40 @@ def with_classes(source: Source, class_names: Sequence[str], num_classes: int, w
     if class_names and source.class_names:
         return dataclasses.replace(renumbered(source, class_names, where), num_classes=num_classes)
     if source.num_classes > num_classes:
-        raise UserError(f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose other data")
+        raise UserError(
+            f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose "
+            "other data"
+        )
     return source
 
 
 def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence[str]) -> Source:
     """Several sources behind one another as one; training draws from them by weight.
 
-    Classes are matched by name, those of the first source first, then what the others add. Sources without class names
-    must agree in the number of classes, which then mean the same.
+    Classes are matched by name, those of the first source first, then what the others add. Sources
+    without class names must agree in the number of classes, which then mean the same.
 
     Raises:
       UserError: some have names and some not, or the numbers of classes differ.
     """
     if all(source.class_names for source in sources):
         union = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
-        sources = [renumbered(source, union, name) for source, name in zip(sources, names, strict=True)]
+        sources = [
+            renumbered(source, union, name) for source, name in zip(sources, names, strict=True)
+        ]
     elif len({source.num_classes for source in sources}) > 1:
-        counts = ", ".join(f"{name} {s.num_classes}" for name, s in zip(names, sources, strict=True))
+        counts = ", ".join(
+            f"{name} {s.num_classes}" for name, s in zip(names, sources, strict=True)
+        )
         raise UserError(
-            f"the parts of data.mixture have different numbers of classes ({counts}), and not all have class names to "
-            "match them by: mix data of the same classes"
+            f"the parts of data.mixture have different numbers of classes ({counts}), and not all "
+            "have class names to match them by: mix data of the same classes"
         )
     if len({source.set_size for source in sources}) > 1:
-        raise UserError("images have one label in one part of data.mixture and several in another: mix like data")
+        raise UserError(
+            "images have one label in one part of data.mixture and several in another: mix like "
+            "data"
+        )
     counts = np.asarray([source.num_examples for source in sources], np.int64)
     starts = np.cumsum(counts) - counts
 
@@ -146,7 +161,9 @@ def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence
     def parse(record, i):
         which = tf.searchsorted(starts, i[None], side="right")[0] - 1
         inner = i - tf.gather(starts, which)
-        return tf.switch_case(which, [lambda s=source: s.parse(record, inner) for source in sources])
+        return tf.switch_case(
+            which, [lambda s=source: s.parse(record, inner) for source in sources]
+        )
 
     def describe(i: int) -> str:
         which, inner = place(i)

@@ -1,4 +1,6 @@
-"""Parts of a data set: split expressions such as "train[:90%]" or "train+val", and stratified parts."""
+"""Parts of a data set: split expressions such as "train[:90%]" or "train+val", and stratified
+parts.
+"""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +23,8 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
     """Example numbers that a split expression names.
 
     Args:
-      expression: NAME, NAME[from:to] with counts or percentages (rounded to the nearest example), joined by +.
+      expression: NAME, NAME[from:to] with counts or percentages (rounded to the nearest example),
+        joined by +.
       splits: example numbers by split name.
       where: the data set, for messages.
 
@@ -33,7 +36,8 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
         match = _PART.fullmatch(part)
         if match is None:
             raise UserError(
-                f"split {expression!r} of {where} is not understood: write NAME or NAME[from:to], as train[:90%]"
+                f"split {expression!r} of {where} is not understood: write NAME or NAME[from:to], "
+                "as train[:90%]"
             )
         name = match[1]
         if name not in splits:
@@ -42,7 +46,8 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
         low, high = _position(match[2], size, 0), _position(match[3], size, size)
         if not 0 <= low < high <= size:
             raise UserError(
-                f"split {part.strip()!r} of {where} is examples {low} to {high} of {size}: choose a part of it"
+                f"split {part.strip()!r} of {where} is examples {low} to {high} of {size}: choose "
+                "a part of it"
             )
         parts.append(splits[name][low:high])
     return np.concatenate(parts)
@@ -56,7 +61,10 @@ def amount(text: str, size: int, where: str) -> int:
     """
     count = round(float(text[:-1]) * size / 100) if text.endswith("%") else int(text)
     if not 1 <= count <= size:
-        raise UserError(f"config key data.subset={text!r} is {count} of the {size} examples of {where}: correct it")
+        raise UserError(
+            f"config key data.subset={text!r} is {count} of the {size} examples of {where}: "
+            "correct it"
+        )
     return count
 
 
@@ -73,7 +81,10 @@ def stratified(labels: np.ndarray, text: str, seed: int, where: str) -> np.ndarr
     shuffled = rng.permutation(len(labels))
     _, which, sizes = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
     by_class = np.argsort(which, kind="stable")
-    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each example within its class
-    # The examples of a class stand at even distances in 0 to 1: any first part of this line has its share of each.
+    rank = np.arange(len(labels)) - np.repeat(
+        np.cumsum(sizes) - sizes, sizes
+    )  # of each example within its class
+    # The examples of a class stand at even distances in 0 to 1: any first part of this line has its
+    # share of each.
     place = (rank + rng.random(len(sizes))[which[by_class]]) / sizes[which[by_class]]
     return np.sort(shuffled[by_class[np.argsort(place, kind="stable")[:count]]])

@@ -1,4 +1,6 @@
-"""Bytes of files: on local disks by the operating system, elsewhere (gs://) by TensorFlow's file systems."""
+"""Bytes of files: on local disks by the operating system, elsewhere (gs://) by TensorFlow's file
+systems.
+"""
 
 import os
 import socket
@@ -52,11 +54,14 @@ def read_range(path: str, position: int, length: int) -> bytes:
 def stamp(path: str) -> tuple[int, int]:
     """(size in bytes, time of the last change in nanoseconds): another one means another content."""
     found = os.stat(path) if is_local(path) else file_systems().stat(path)
-    return (found.st_size, found.st_mtime_ns) if is_local(path) else (found.length, found.mtime_nsec)
+    return (
+        (found.st_size, found.st_mtime_ns) if is_local(path) else (found.length, found.mtime_nsec)
+    )
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, names of folders in it, names of files in it) for a folder and all below it, in sorted order.
+    """(folder, names of folders in it, names of files in it) for a folder and all below it, in
+    sorted order.
 
     Hidden names are left out. Links to folders are followed.
     """
@@ -81,7 +86,9 @@ def walk_local(path: str, above: tuple = ()) -> Iterator[tuple[str, int, list[st
         status = os.stat(path)
         entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
     except OSError as error:
-        raise UserError(f"folder {path} can't be listed ({error.strerror}): make it readable or remove it") from None
+        raise UserError(
+            f"folder {path} can't be listed ({error.strerror}): make it readable or remove it"
+        ) from None
     identity = status.st_dev, status.st_ino
     if identity in above:
         raise UserError(f"folder {path} is a link to a folder that it is in: remove it")
@@ -89,13 +96,20 @@ def walk_local(path: str, above: tuple = ()) -> Iterator[tuple[str, int, list[st
         if entry.is_symlink() and not os.path.exists(entry.path):
             raise UserError(f"{entry.path} is a link that leads nowhere: mend or remove it")
     folders = sorted(entry.name for entry in entries if entry.is_dir())
-    yield path, status.st_mtime_ns, folders, sorted(entry.name for entry in entries if not entry.is_dir())
+    yield (
+        path,
+        status.st_mtime_ns,
+        folders,
+        sorted(entry.name for entry in entries if not entry.is_dir()),
+    )
     for name in folders:
         yield from walk_local(os.path.join(path, name), (*above, identity))
 
 
 def must_be_reachable(path: str) -> None:
-    """Raises UserError at once where a store can't be reached, which its own client tries for minutes."""
+    """Raises UserError at once where a store can't be reached, which its own client tries for
+    minutes.
+    """
     try:
         socket.create_connection(("storage.googleapis.com", 443), timeout=5).close()
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Tar shards as a data set (WebDataset), or one tar per class: read where they lie, by an index that is built once."""
+"""Tar shards as a data set (WebDataset), or one tar per class: read where they lie, by an index
+that is built once.
+"""
 
 import fnmatch
 import json
@@ -30,7 +32,11 @@ def braces(pattern: str) -> list[str]:
         return [pattern]
     low, high = match.groups()
     numbers = [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return [name for number in numbers for name in braces(pattern[: match.start()] + number + pattern[match.end() :])]
+    return [
+        name
+        for number in numbers
+        for name in braces(pattern[: match.start()] + number + pattern[match.end() :])
+    ]
 
 
 def below(folder: str) -> list[str]:
@@ -39,7 +45,9 @@ def below(folder: str) -> list[str]:
 
 
 def expanded(where: str) -> list[str]:
-    """The paths that {000..099} in a path stands for; itself or its folder where they exist as they are."""
+    """The paths that {000..099} in a path stands for; itself or its folder where they exist as they
+    are.
+    """
     parent, base = os.path.split(where)
     if "{" not in where or storage.exists(where):
         return [where]
@@ -49,7 +57,8 @@ def expanded(where: str) -> list[str]:
 
 
 def matching(path: str) -> list[str]:
-    """What a path with * ? or [] in its last part stands for: itself, where there is something of that name.
+    """What a path with * ? or [] in its last part stands for: itself, where there is something of
+    that name.
 
     Raises:
       UserError: it does not exist, or its folder does not.
@@ -65,17 +74,23 @@ def matching(path: str) -> list[str]:
 
 
 def find(where: str) -> list[str]:
-    """The tars of a folder (at any depth), a file, or a pattern with * ? [] or {000..099} in its last part, sorted.
+    """The tars of a folder (at any depth), a file, or a pattern with * ? [] or {000..099} in its
+    last part, sorted.
 
     Raises:
       UserError: there are none, or one of those named by {000..099} is not there.
     """
-    found = below(where) if storage.is_folder(where) else [f for path in expanded(where) for f in matching(path)]
+    found = (
+        below(where)
+        if storage.is_folder(where)
+        else [f for path in expanded(where) for f in matching(path)]
+    )
     found = sorted({path for path in found if path.endswith(".tar")})
     if not found:
         raise UserError(
-            f"{where} has no .tar files: correct data.name=tars:PATH, a folder, one file, or a pattern such as "
-            "train-{000..099}.tar; compressed tars can't be read at random, unpack them"
+            f"{where} has no .tar files: correct data.name=tars:PATH, a folder, one file, or a "
+            "pattern such as train-{000..099}.tar; compressed tars can't be read at random, unpack "
+            "them"
         )
     return found
 
@@ -90,38 +105,48 @@ def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] 
       UserError: it is sparse, or a hard link to nothing.
     """
     if member.issparse():
-        raise UserError(f"member {member.name} of {path} is sparse, its bytes have gaps: make the tar without --sparse")
+        raise UserError(
+            f"member {member.name} of {path} is sparse, its bytes have gaps: make the tar without "
+            "--sparse"
+        )
     if not member.islnk():
         return (member.offset_data, member.size) if member.isreg() else None
     target = posixpath.normpath(member.linkname)
     if target not in spans:
         raise UserError(
-            f"member {member.name} of {path} is a link to {member.linkname}, which is not before it: make the tar again"
+            f"member {member.name} of {path} is a link to {member.linkname}, which is not before "
+            "it: make the tar again"
         )
     return spans[target]
 
 
 def check_end(path: str, end: int, last: str) -> None:
-    """Raises UserError unless a tar ends at `end`, after its member `last`: by a block of zeros, and nothing else."""
+    """Raises UserError unless a tar ends at `end`, after its member `last`: by a block of zeros,
+    and nothing else.
+    """
     size, position = storage.stamp(path)[0], end
     while position < size or position == end:
         chunk = storage.read_range(path, position, min(CHUNK, max(size - position, 0)))
         # Half a header, or none at all, is an end as good as any to tarfile.
         if position == end and chunk[:BLOCK] != bytes(BLOCK):
-            raise UserError(f"{path} is cut off or damaged after {last or 'its start'}: fetch it again")
+            raise UserError(
+                f"{path} is cut off or damaged after {last or 'its start'}: fetch it again"
+            )
         if chunk.strip(b"\0"):
             raise UserError(
-                f"{path} goes on after its end at byte {end}, as tars behind one another in one file do: make them "
-                "one by tar --concatenate, or files of their own"
+                f"{path} goes on after its end at byte {end}, as tars behind one another in one "
+                "file do: make them one by tar --concatenate, or files of their own"
             )
         position += CHUNK
 
 
 def members(path: str) -> list[tuple[str, int, int]]:
-    """(name, position, length) of the files in a tar, in order; a hard link is the file that it names.
+    """(name, position, length) of the files in a tar, in order; a hard link is the file that it
+    names.
 
     Raises:
-      UserError: it is no tar, is cut off, goes on after its end, or has a sparse member or a link to nothing.
+      UserError: it is no tar, is cut off, goes on after its end, or has a sparse member or a link
+        to nothing.
     """
     spans, found, links, last = {}, [], [], ""
     try:
@@ -138,7 +163,9 @@ def members(path: str) -> list[tuple[str, int, int]]:
         raise UserError(f"{path} is no whole tar ({one_line(error)}): fetch it again") from None
     check_end(path, end, last)
     if links:
-        log.warning("%d images of %s are symbolic links and are left out, as %s", len(links), path, links[0])
+        log.warning(
+            "%d images of %s are symbolic links and are left out, as %s", len(links), path, links[0]
+        )
     return found
 
 
@@ -149,21 +176,28 @@ def label_in(path: str, name: str, position: int, length: int) -> str:
       UserError: there is none.
     """
     if length > MAX_MEMBER_BYTES:
-        raise UserError(f"member {name} of {path} has {length} bytes, too many for a label: correct it")
+        raise UserError(
+            f"member {name} of {path} has {length} bytes, too many for a label: correct it"
+        )
     text = storage.read_range(path, position, length).decode("utf-8", "replace")
     if not name.lower().endswith(".json"):
         return text
     try:
         label = json.loads(text)["label"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f'member {name} of {path} is no JSON object with a "label": correct it') from None
+        raise UserError(
+            f'member {name} of {path} is no JSON object with a "label": correct it'
+        ) from None
     if not isinstance(label, str | int) or isinstance(label, bool):
-        raise UserError(f'the "label" in member {name} of {path} is no text and no whole number: correct it')
+        raise UserError(
+            f'the "label" in member {name} of {path} is no text and no whole number: correct it'
+        )
     return str(label)
 
 
 def label_of(path: str, key: str, parts: dict) -> tuple[str, bool]:
-    """The label of one example: in its .cls or .json member, else its folder in the tar, else the name of the tar.
+    """The label of one example: in its .cls or .json member, else its folder in the tar, else the
+    name of the tar.
 
     Returns:
       label, whether it is the name of the tar.
@@ -184,9 +218,11 @@ def label_of(path: str, key: str, parts: dict) -> tuple[str, bool]:
 
 
 def parted(base: str) -> tuple[str, str]:
-    """(name of the example, suffix in lower case) of a member: parted at the first dot, as WebDataset does.
+    """(name of the example, suffix in lower case) of a member: parted at the first dot, as
+    WebDataset does.
 
-    Where that makes no suffix that is known here, at the last dot: photo.1.jpg and photo.1.cls are one example.
+    Where that makes no suffix that is known here, at the last dot: photo.1.jpg and photo.1.cls are
+      one example.
     """
     stem, _, suffix = base.partition(".")
     if f".{suffix.lower()}" not in (*SUFFIXES, *LABELS):
@@ -196,7 +232,9 @@ def parted(base: str) -> tuple[str, str]:
 
 
 def grouped(path: str) -> dict[str, dict]:
-    """Key of an example -> suffix -> (name, position, length) of its members. Leaves out hidden names."""
+    """Key of an example -> suffix -> (name, position, length) of its members. Leaves out hidden
+    names.
+    """
     groups: dict[str, dict] = {}
     for name, position, length in members(path):
         folder, base = os.path.split(name)
@@ -217,11 +255,17 @@ def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
         images = [parts[suffix] for suffix in SUFFIXES if suffix in parts]
         if len(images) > 1:
             names = " and ".join(name for name, *_ in images)
-            raise UserError(f"example {key} of {path} has {len(images)} images, {names}: name them differently")
+            raise UserError(
+                f"example {key} of {path} has {len(images)} images, {names}: name them differently"
+            )
         # A photo.meta.json is no example of its own, it may go with photo.jpg.
         if not images and parts.keys() & set(LABELS) and "." not in os.path.basename(key):
-            raise UserError(f"example {key} of {path} has a label but no image ({', '.join(SUFFIXES)}): add it")
-        found += [(key, position, length, *label_of(path, key, parts)) for _, position, length in images]
+            raise UserError(
+                f"example {key} of {path} has a label but no image ({', '.join(SUFFIXES)}): add it"
+            )
+        found += [
+            (key, position, length, *label_of(path, key, parts)) for _, position, length in images
+        ]
     return found
 
 
@@ -258,7 +302,9 @@ def indexed(where: str, paths: list[str]) -> dict[str, np.ndarray]:
 
 
 def root_of(where: str) -> str:
-    """The folder that the tars of a data set are in; its own name, and those above it, say nothing about them."""
+    """The folder that the tars of a data set are in; its own name, and those above it, say nothing
+    about them.
+    """
     if storage.is_folder(where):
         return where
     parent = os.path.dirname(where)
@@ -266,13 +312,17 @@ def root_of(where: str) -> str:
 
 
 def split_of(root: str, path: str, is_class: bool) -> str:
-    """The split that a tar is for by the last word below `root` that names one, as in val/0001.tar, else "train".
+    """The split that a tar is for by the last word below `root` that names one, as in val/0001.tar,
+    else "train".
 
     The name of a tar that holds a class is that of the class: train.tar may be of locomotives.
     """
     named = (os.path.dirname(path) if is_class else path)[len(root) :]
     words = re.split(r"[^a-z]+", named.lower())
-    return next((split for word in reversed(words) for split, names in SPLITS.items() if word in names), "train")
+    return next(
+        (split for word in reversed(words) for split, names in SPLITS.items() if word in names),
+        "train",
+    )
 
 
 def load(where: str) -> Listing:
@@ -286,9 +336,14 @@ def load(where: str) -> Listing:
     arrays = indexed(where, paths)
     keys, shard, spans = index_cache.Strings.of(arrays, "keys"), arrays["shard"], arrays["spans"]
     if not len(keys):
-        raise UserError(f"the tars of {where} hold no images ({', '.join(SUFFIXES)}): correct data.name=tars:PATH")
+        raise UserError(
+            f"the tars of {where} hold no images ({', '.join(SUFFIXES)}): correct "
+            "data.name=tars:PATH"
+        )
     texts, root = index_cache.Strings.of(arrays, "labels"), root_of(where)
-    of_tar = np.asarray([split_of(root, *tar) for tar in zip(paths, arrays["classes"].tolist(), strict=True)])
+    of_tar = np.asarray(
+        [split_of(root, *tar) for tar in zip(paths, arrays["classes"].tolist(), strict=True)]
+    )
     splits = {}
     for split in SPLITS:
         if len(numbers := np.flatnonzero((of_tar == split)[shard])):

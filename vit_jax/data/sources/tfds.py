@@ -1,4 +1,6 @@
-"""Data sets that TFDS has prepared, as array_record or tfrecord: any record at once, images left encoded."""
+"""Data sets that TFDS has prepared, as array_record or tfrecord: any record at once, images left
+encoded.
+"""
 
 import logging
 import os
@@ -24,16 +26,18 @@ def builder_of(name: str, data_dir: str):
         builder = tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(
-            f"data set {name!r} is neither known to TFDS nor prepared in {where}: check the name, or set data.data_dir"
+            f"data set {name!r} is neither known to TFDS nor prepared in {where}: check the name, "
+            "or set data.data_dir"
         ) from None
     except Exception as error:  # of a damaged dataset_info.json, say, each library's own
         raise UserError(
-            f"data set {name!r} can't be opened in {where}: {one_line(error)[:200]}: correct data.name"
+            f"data set {name!r} can't be opened in {where}: {one_line(error)[:200]}: correct "
+            "data.name"
         ) from None
     if not builder.info.splits:
         raise UserError(
-            f"data set {name!r} is not prepared in {builder.data_dir}: run `python -m vit_jax.data prepare` with this "
-            "config, or set data.data_dir to where it lies"
+            f"data set {name!r} is not prepared in {builder.data_dir}: run `python -m vit_jax.data "
+            "prepare` with this config, or set data.data_dir to where it lies"
         )
     return builder
 
@@ -51,7 +55,8 @@ def keys_of(info, name: str) -> tuple[str, str]:
         feature = dict(info.features.items()).get(key)
         if not isinstance(feature, kind) and not (key == label_key and tfds_labels.is_set(feature)):
             raise UserError(
-                f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: choose another"
+                f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: "
+                "choose another"
             )
     return image_key, label_key
 
@@ -62,14 +67,19 @@ def instructions_of(info, name: str, split: str) -> list:
         found = info.splits[split].file_instructions
     except (ValueError, KeyError, AssertionError) as error:
         raise UserError(
-            f"split {split!r} of {name} can't be read: {one_line(error)[:200]} It has {', '.join(info.splits)}, "
-            "or slices such as train[:90%]: correct it"
+            f"split {split!r} of {name} can't be read: {one_line(error)[:200]} It has "
+            f"{', '.join(info.splits)}, or slices such as train[:90%]: correct it"
         ) from None
     if sum(part.take for part in found) < 1:
-        raise UserError(f"split {split!r} of {name} has no examples: choose a larger part of {', '.join(info.splits)}")
+        raise UserError(
+            f"split {split!r} of {name} has no examples: choose a larger part of "
+            f"{', '.join(info.splits)}"
+        )
     for part in found:
         if not storage.exists(os.fspath(part.filename)):
-            raise UserError(f"{part.filename} of data set {name!r} is missing: prepare the data set again")
+            raise UserError(
+                f"{part.filename} of data set {name!r} is missing: prepare the data set again"
+            )
     return found
 
 
@@ -77,23 +87,35 @@ def array_record_reader(instructions) -> Callable:
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     records = ArrayRecordDataSource(list(instructions))
-    return lambda numbers: [records[i] for i in numbers]  # half the time of its own way to read several
+    return lambda numbers: [
+        records[i] for i in numbers
+    ]  # half the time of its own way to read several
 
 
 def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -> np.ndarray:
-    """The labels of all records, of sets the first, int32 [count]. Reads the whole split, once: the labels are kept."""
+    """The labels of all records, of sets the first, int32 [count]. Reads the whole split, once: the
+    labels are kept.
+    """
 
     def scan() -> dict[str, np.ndarray]:
         def records(numbers):
-            return np.asarray([*read(numbers.tolist()), b""], object)[:-1]  # an array of objects even for one record
+            return np.asarray([*read(numbers.tolist()), b""], object)[
+                :-1
+            ]  # an array of objects even for one record
 
         numbers = tf.data.Dataset.range(count).batch(64)
-        pairs = numbers.map(lambda i: (tf.numpy_function(records, [i], tf.string, stateful=False), i)).unbatch()
-        labels = pairs.map(lambda record, i: tf.reshape(parse(tf.ensure_shape(record, []), i)[1], [-1])[0])
+        pairs = numbers.map(
+            lambda i: (tf.numpy_function(records, [i], tf.string, stateful=False), i)
+        ).unbatch()
+        labels = pairs.map(
+            lambda record, i: tf.reshape(parse(tf.ensure_shape(record, []), i)[1], [-1])[0]
+        )
         log.info("reading the labels of %d records, once", count)
         return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
 
-    arrays = index_cache.cached("labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count)
+    arrays = index_cache.cached(
+        "labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count
+    )
     return arrays["labels"]
 
 
@@ -105,11 +127,16 @@ def load(name: str, split: str, data_dir: str) -> Source:
     """
     builder = builder_of(name, data_dir)
     image_key, label_key = keys_of(builder.info, name)
-    return open_split(builder, name, split, image_key, tfds_labels.of_feature(builder.info.features, label_key))
+    return open_split(
+        builder, name, split, image_key, tfds_labels.of_feature(builder.info.features, label_key)
+    )
 
 
-def open_split(builder, name: str, split: str, image_key: str, rule: tfds_labels.Rule, scale: int = 1) -> Source:
-    """The records of a TFDS split expression, with images and labels as `labels.make_parse` reads them.
+def open_split(
+    builder, name: str, split: str, image_key: str, rule: tfds_labels.Rule, scale: int = 1
+) -> Source:
+    """The records of a TFDS split expression, with images and labels as `labels.make_parse` reads
+    them.
 
     Raises:
       UserError: there is no such split, or a file is missing.
@@ -120,9 +147,18 @@ def open_split(builder, name: str, split: str, image_key: str, rule: tfds_labels
     read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
     parse = tfds_labels.make_parse(info.features, image_key, rule, scale)
     count = sum(part.take for part in instructions)
-    parts = [(os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard) for part in instructions]
-    sizes = {key: part.num_bytes for key, part in info.splits.items() if key in re.findall(r"[\w.-]+", split)}
-    fingerprint = index_cache.digest(info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else []))
+    parts = [
+        (os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard)
+        for part in instructions
+    ]
+    sizes = {
+        key: part.num_bytes
+        for key, part in info.splits.items()
+        if key in re.findall(r"[\w.-]+", split)
+    }
+    fingerprint = index_cache.digest(
+        info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else [])
+    )
     return Source(
         num_examples=count,
         num_classes=len(rule.names),
@@ -164,7 +200,9 @@ def open_builder(name: str, data_dir: str):
     try:
         return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
-        raise UserError(f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name") from None
+        raise UserError(
+            f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name"
+        ) from None
     except Exception as error:  # of a damaged dataset_info.json, say, each library's own
         raise UserError(
             f"data set {name!r} can't be opened by TFDS: {one_line(error)[:200]}: correct data.name"

@@ -13,8 +13,8 @@ MAX_LABELS = 64  # of one example
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """`label(example)` gives an integer scalar from the features `keys`; `names` are those of the classes; `what` tells
-    rules for the same records apart."""
+    """`label(example)` gives an integer scalar from the features `keys`; `names` are those of the
+    classes; `what` tells rules for the same records apart."""
 
     keys: tuple[str, ...]
     label: Callable[[dict], tf.Tensor]
@@ -31,7 +31,9 @@ def bin_of(value, thresholds: Sequence[float]):
 def bin_names(unit: str, edges: Sequence[str]) -> list[str]:
     """ "up to A", "A to B", ..., "above Z"."""
     between = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
-    return [f"{text} {unit}".strip() for text in (f"up to {edges[0]}", *between, f"above {edges[-1]}")]
+    return [
+        f"{text} {unit}".strip() for text in (f"up to {edges[0]}", *between, f"above {edges[-1]}")
+    ]
 
 
 def clevr_count(example):
@@ -55,7 +57,9 @@ def grouped(key: str, classes: int, groups: int) -> Rule:
     """Every classes / groups neighbouring classes are one, by rounding down in float32."""
 
     def label(example):
-        return tf.cast(tf.math.floor(tf.cast(example[key], tf.float32) / (classes / groups)), tf.int32)
+        return tf.cast(
+            tf.math.floor(tf.cast(example[key], tf.float32) / (classes / groups)), tf.int32
+        )
 
     return Rule((key,), label, [f"{key.removeprefix('label_')} {i}" for i in range(groups)])
 
@@ -63,8 +67,12 @@ def grouped(key: str, classes: int, groups: int) -> Rule:
 # By the name that `data.tasks` gives.
 RULES = {
     "clevr_count_all": Rule(("objects",), clevr_count, [f"{n} objects" for n in range(3, 11)]),
-    "clevr_closest_object_distance": Rule(("objects",), clevr_distance, bin_names("", ("8", "8.5", "9", "9.5", "10"))),
-    "kitti_closest_vehicle_distance": Rule(("objects",), kitti_distance, [*bin_names("m", ("8", "20")), "no vehicle"]),
+    "clevr_closest_object_distance": Rule(
+        ("objects",), clevr_distance, bin_names("", ("8", "8.5", "9", "9.5", "10"))
+    ),
+    "kitti_closest_vehicle_distance": Rule(
+        ("objects",), kitti_distance, [*bin_names("m", ("8", "20")), "no vehicle"]
+    ),
     "dsprites_label_x_position": grouped("label_x_position", 32, 16),
     "dsprites_label_orientation": grouped("label_orientation", 40, 16),
 }
@@ -74,13 +82,17 @@ def is_set(feature) -> bool:
     """Whether a feature holds several classes."""
     import tensorflow_datasets as tfds
 
-    return isinstance(feature, tfds.features.Sequence) and isinstance(feature.feature, tfds.features.ClassLabel)
+    return isinstance(feature, tfds.features.Sequence) and isinstance(
+        feature.feature, tfds.features.ClassLabel
+    )
 
 
 def padded(labels):
     """int32 [MAX_LABELS], with -1 behind the labels [n]."""
     count = tf.shape(labels)[0]
-    with tf.control_dependencies([image_ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]):
+    with tf.control_dependencies(
+        [image_ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]
+    ):
         return tf.pad(tf.cast(labels, tf.int32), [[0, MAX_LABELS - count]], constant_values=-1)
 
 

@@ -1,4 +1,6 @@
-"""Random access to the records of TFRecord shards, by an index of their positions that is built once."""
+"""Random access to the records of TFRecord shards, by an index of their positions that is built
+once.
+"""
 
 import concurrent.futures
 import os
@@ -25,7 +27,10 @@ def offsets(path: str, count: int) -> np.ndarray:
             header = file.read(12)
             length = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else size
             if position + length + 16 > size:
-                raise UserError(f"{path} ends after {i} of {count} records: the data set is damaged, prepare it again")
+                raise UserError(
+                    f"{path} ends after {i} of {count} records: the data set is damaged, prepare "
+                    "it again"
+                )
             found[i] = position + 12, length
             position += 16 + length
     return found
@@ -33,7 +38,9 @@ def offsets(path: str, count: int) -> np.ndarray:
 
 def scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
     """The index of whole shards."""
-    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)  # before: what changes meanwhile is noticed
+    stamps = np.asarray(
+        [storage.stamp(path) for path in paths], np.int64
+    )  # before: what changes meanwhile is noticed
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         rows = list(pool.map(offsets, paths, counts))
     return dict(stamps=stamps, counts=np.asarray(counts, np.int64), rows=np.concatenate(rows))
@@ -49,14 +56,25 @@ class Reader:
 
         def is_current(arrays) -> bool:
             stamps = [storage.stamp(path) for path in self.paths]
-            return np.array_equal(arrays["stamps"], stamps) and np.array_equal(arrays["counts"], counts)
+            return np.array_equal(arrays["stamps"], stamps) and np.array_equal(
+                arrays["counts"], counts
+            )
 
-        arrays = index_cache.cached("tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current)
+        arrays = index_cache.cached(
+            "tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current
+        )
         starts = np.cumsum([0, *counts])
-        spans = [(start + part.skip, part.take) for start, part in zip(starts, instructions, strict=False)]
+        spans = [
+            (start + part.skip, part.take)
+            for start, part in zip(starts, instructions, strict=False)
+        ]
         chosen = np.concatenate([np.arange(first, first + take) for first, take in spans])
         self.rows = arrays["rows"][chosen]
-        self.shard = np.repeat(np.arange(len(instructions), dtype=np.int32), [take for _, take in spans])
+        self.shard = np.repeat(
+            np.arange(len(instructions), dtype=np.int32), [take for _, take in spans]
+        )
 
     def __call__(self, numbers) -> list[bytes]:
-        return [storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist()) for i in numbers]
+        return [
+            storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist()) for i in numbers
+        ]

@@ -1,4 +1,6 @@
-"""Opens the parts of a task of `data.tasks`, and says what is wrong where they are not as its table has them."""
+"""Opens the parts of a task of `data.tasks`, and says what is wrong where they are not as its table
+has them.
+"""
 
 import dataclasses
 import os
@@ -49,8 +51,16 @@ def find(task: Task, data_dir: str) -> Found:
     versions = builder.data_dir_root / task.builder
     if others := sorted(path.parent.name for path in versions.glob("*/dataset_info.json")):
         wanted = " or ".join(task.versions)
-        return Found("wrong version", f"{', '.join(others)} of {task.builder} is there, not {wanted}", builder)
-    return Found("manual" if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else "missing", f"not in {builder.data_dir}", builder)
+        return Found(
+            "wrong version",
+            f"{', '.join(others)} of {task.builder} is there, not {wanted}",
+            builder,
+        )
+    return Found(
+        "manual" if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else "missing",
+        f"not in {builder.data_dir}",
+        builder,
+    )
 
 
 def counted(task: Task, builder) -> Found:
@@ -59,12 +69,24 @@ def counted(task: Task, builder) -> Found:
         try:
             count = builder.info.splits[expression].num_examples
         except (ValueError, KeyError, AssertionError) as error:
-            return Found("wrong count", f"{name} is {expression}, which can't be: {one_line(error)[:160]}", builder)
-        if count != wanted and not (count == wanted - task.left_out and name in ("train", "trainval")):
-            return Found("wrong count", f"{name}, {expression}, has {count:,} examples, not {wanted:,}", builder)
+            return Found(
+                "wrong count",
+                f"{name} is {expression}, which can't be: {one_line(error)[:160]}",
+                builder,
+            )
+        if count != wanted and not (
+            count == wanted - task.left_out and name in ("train", "trainval")
+        ):
+            return Found(
+                "wrong count",
+                f"{name}, {expression}, has {count:,} examples, not {wanted:,}",
+                builder,
+            )
     files = [path for info in builder.info.splits.values() for path in info.filepaths]
     if missing := [path for path in files if not path.exists()]:
-        return Found("missing files", f"{len(missing)} of {len(files)}, the first is {missing[0]}", builder)
+        return Found(
+            "missing files", f"{len(missing)} of {len(files)}, the first is {missing[0]}", builder
+        )
     return Found("ready", os.fspath(builder.data_dir), builder)
 
 
@@ -77,7 +99,14 @@ def open_part(name: str, task: Task, found: Found, split: str) -> Source:
     if split not in task.splits:
         raise UserError(f"{name} has no part {split!r}: choose of {', '.join(task.splits)}")
     if found.state != "ready":
-        raise UserError(f"{name} is not ready ({found.state}: {found.detail}): see `python -m vit_jax.vtab check`")
-    rule = tfds_labels.RULES.get(task.label) or tfds_labels.of_feature(found.builder.info.features, task.label)
+        raise UserError(
+            f"{name} is not ready ({found.state}: {found.detail}): see `python -m vit_jax.vtab "
+            "check`"
+        )
+    rule = tfds_labels.RULES.get(task.label) or tfds_labels.of_feature(
+        found.builder.info.features, task.label
+    )
     rule = dataclasses.replace(rule, what=f"{task.label} {task.scale}")
-    return tfds_source.open_split(found.builder, name, task.splits[split][0], "image", rule, task.scale)
+    return tfds_source.open_split(
+        found.builder, name, task.splits[split][0], "image", rule, task.scale
+    )

@@ -1,8 +1,10 @@
-"""Classification tasks on public data as rows of a table: which data, which parts of it, what label. No TensorFlow.
+"""Classification tasks on public data as rows of a table: which data, which parts of it, what
+label. No TensorFlow.
 
-Sources. VTAB (arXiv 1910.04867): splits, counts and label rules are those of google-research/task_adaptation, and the
-800 + 200 examples of VTAB-1k are slices of the order in which TFDS writes a data set. Whether images are mirrored and
-cropped in training: BiT, arXiv 1912.11370, supplement F. The others: the pages of their data sets in TFDS's catalog.
+Sources. VTAB (arXiv 1910.04867): splits, counts and label rules are those of
+google-research/task_adaptation, and the 800 + 200 examples of VTAB-1k are slices of the order in
+which TFDS writes a data set. Whether images are mirrored and cropped in training: BiT, arXiv
+1912.11370, supplement F. The others: the pages of their data sets in TFDS's catalog.
 """
 
 import dataclasses
@@ -16,7 +18,9 @@ PREFIX = "vtab:"  # of the name of a VTAB task where any data set may stand
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`splits`: name -> (TFDS split expression, examples). `label`: a feature, or a rule of `data.labels`."""
+    """`splits`: name -> (TFDS split expression, examples). `label`: a feature, or a rule of
+    `data.labels`.
+    """
 
     group: str
     builder: str  # of TFDS, with its config
@@ -27,19 +31,25 @@ class Task:
     crop: bool = True  # training sees random windows
     flip: bool = True  # training sees mirrored images
     scale: int = 1  # factor from stored to usual pixels, 0 to 255
-    left_out: int = 0  # examples of train that newer code of TFDS leaves out, behind those of VTAB-1k
+    left_out: int = (
+        0  # examples of train that newer code of TFDS leaves out, behind those of VTAB-1k
+    )
 
 
-def vtab_splits(val200: str, train: tuple, val: tuple, trainval: tuple, test: tuple) -> dict[str, tuple[str, int]]:
+def vtab_splits(
+    val200: str, train: tuple, val: tuple, trainval: tuple, test: tuple
+) -> dict[str, tuple[str, int]]:
     """VTAB's names of the parts; each but `val200` is (expression, examples)."""
     small = {"train800": ("train[:800]", 800), "val200": (val200, 200)}
     small["train800val200"] = (f"train[:800]+{val200}", 1_000)
     return small | dict(train=train, val=val, trainval=trainval, test=test)
 
 
-def carved(train: int, trainval: int, total: int = 0, test: tuple = ()) -> dict[str, tuple[str, int]]:
-    """Of TFDS's train: the first `train` examples, validation up to `trainval`, and where there is a `total`, the test
-    split up to that."""
+def carved(
+    train: int, trainval: int, total: int = 0, test: tuple = ()
+) -> dict[str, tuple[str, int]]:
+    """Of TFDS's train: the first `train` examples, validation up to `trainval`, and where there is
+    a `total`, the test split up to that."""
     whole = f"train[:{trainval}]" if total else "train"
     return vtab_splits(
         f"train[{train}:{train + 200}]",
@@ -53,7 +63,9 @@ def carved(train: int, trainval: int, total: int = 0, test: tuple = ()) -> dict[
 def official(train: int, val: int, test: int) -> dict[str, tuple[str, int]]:
     """TFDS's own train, validation and test."""
     whole = ("train+validation", train + val)
-    return vtab_splits("validation[:200]", ("train", train), ("validation", val), whole, ("test", test))
+    return vtab_splits(
+        "validation[:200]", ("train", train), ("validation", val), whole, ("test", test)
+    )
 
 
 CLEVR = carved(63_000, 70_000, test=("validation", 15_000))  # TFDS's test has no annotations
@@ -71,28 +83,57 @@ V2, V3, V4 = ("2.*.*",), ("3.*.*",), ("4.*.*",)
 NATURAL, SPECIALIZED, STRUCTURED = GROUPS
 
 VTAB = {
-    "caltech101": Task(NATURAL, "caltech101", V3, "label", 102, carved(2_754, 3_060, test=("test", 6_084))),
-    "cifar100": Task(NATURAL, "cifar100", V3, "label", 100, carved(45_000, 50_000, test=("test", 10_000))),
-    "dtd": Task(NATURAL, "dtd", V3, "label", 47, official(1_880, 1_880, 1_880)),
-    "oxford_flowers102": Task(NATURAL, "oxford_flowers102", V2, "label", 102, official(1_020, 1_020, 6_149)),
-    # 3.*.*, which VTAB asks for, can't be prepared any more; 4.0.0 mends JPEG files and adds a feature.
-    "oxford_iiit_pet": Task(
-        NATURAL, "oxford_iiit_pet", (*V3, *V4), "label", 37, carved(2_944, 3_680, test=("test", 3_669))
+    "caltech101": Task(
+        NATURAL, "caltech101", V3, "label", 102, carved(2_754, 3_060, test=("test", 6_084))
     ),
-    "svhn": Task(NATURAL, "svhn_cropped", V3, "label", 10, carved(65_931, 73_257, test=("test", 26_032))),
+    "cifar100": Task(
+        NATURAL, "cifar100", V3, "label", 100, carved(45_000, 50_000, test=("test", 10_000))
+    ),
+    "dtd": Task(NATURAL, "dtd", V3, "label", 47, official(1_880, 1_880, 1_880)),
+    "oxford_flowers102": Task(
+        NATURAL, "oxford_flowers102", V2, "label", 102, official(1_020, 1_020, 6_149)
+    ),
+    # 3.*.*, which VTAB asks for, can't be prepared any more; 4.0.0 mends JPEG files and adds a
+    # feature.
+    "oxford_iiit_pet": Task(
+        NATURAL,
+        "oxford_iiit_pet",
+        (*V3, *V4),
+        "label",
+        37,
+        carved(2_944, 3_680, test=("test", 3_669)),
+    ),
+    "svhn": Task(
+        NATURAL, "svhn_cropped", V3, "label", 10, carved(65_931, 73_257, test=("test", 26_032))
+    ),
     # TFDS ignores one file of its own list of train, at place 66,481.
-    "sun397": Task(NATURAL, "sun397/tfds", V4, "label", 397, official(76_128, 10_875, 21_750), left_out=1),
-    "patch_camelyon": Task(SPECIALIZED, "patch_camelyon", V2, "label", 2, official(262_144, 32_768, 32_768)),
-    "eurosat": Task(SPECIALIZED, "eurosat/rgb", V2, "label", 10, carved(16_200, 21_600, total=27_000)),
-    "resisc45": Task(SPECIALIZED, "resisc45", V3, "label", 45, carved(18_900, 25_200, total=31_500)),
+    "sun397": Task(
+        NATURAL, "sun397/tfds", V4, "label", 397, official(76_128, 10_875, 21_750), left_out=1
+    ),
+    "patch_camelyon": Task(
+        SPECIALIZED, "patch_camelyon", V2, "label", 2, official(262_144, 32_768, 32_768)
+    ),
+    "eurosat": Task(
+        SPECIALIZED, "eurosat/rgb", V2, "label", 10, carved(16_200, 21_600, total=27_000)
+    ),
+    "resisc45": Task(
+        SPECIALIZED, "resisc45", V3, "label", 45, carved(18_900, 25_200, total=31_500)
+    ),
     "diabetic_retinopathy": Task(
-        SPECIALIZED, "diabetic_retinopathy_detection/btgraham-300", V3, "label", 5, official(35_126, 10_906, 42_670)
+        SPECIALIZED,
+        "diabetic_retinopathy_detection/btgraham-300",
+        V3,
+        "label",
+        5,
+        official(35_126, 10_906, 42_670),
     ),
     "clevr_count_all": Task(STRUCTURED, "clevr", V3, "clevr_count_all", 8, CLEVR, crop=False),
     "clevr_closest_object_distance": Task(
         STRUCTURED, "clevr", V3, "clevr_closest_object_distance", 6, CLEVR, crop=False
     ),
-    "dmlab": Task(STRUCTURED, "dmlab", ("2.0.1",), "label", 6, official(65_550, 22_628, 22_735), crop=False),
+    "dmlab": Task(
+        STRUCTURED, "dmlab", ("2.0.1",), "label", 6, official(65_550, 22_628, 22_735), crop=False
+    ),
     "kitti_closest_vehicle_distance": Task(
         STRUCTURED,
         "kitti",
@@ -103,12 +144,29 @@ VTAB = {
         crop=False,
     ),
     "dsprites_label_x_position": Task(
-        STRUCTURED, "dsprites", V2, "dsprites_label_x_position", 16, DSPRITES, crop=False, flip=False, scale=255
+        STRUCTURED,
+        "dsprites",
+        V2,
+        "dsprites_label_x_position",
+        16,
+        DSPRITES,
+        crop=False,
+        flip=False,
+        scale=255,
     ),
     "dsprites_label_orientation": Task(
-        STRUCTURED, "dsprites", V2, "dsprites_label_orientation", 16, DSPRITES, flip=False, scale=255
+        STRUCTURED,
+        "dsprites",
+        V2,
+        "dsprites_label_orientation",
+        16,
+        DSPRITES,
+        flip=False,
+        scale=255,
     ),
-    "smallnorb_label_azimuth": Task(STRUCTURED, "smallnorb", V2, "label_azimuth", 18, SMALLNORB, flip=False),
+    "smallnorb_label_azimuth": Task(
+        STRUCTURED, "smallnorb", V2, "label_azimuth", 18, SMALLNORB, flip=False
+    ),
     "smallnorb_label_elevation": Task(STRUCTURED, "smallnorb", V2, "label_elevation", 9, SMALLNORB),
 }
 

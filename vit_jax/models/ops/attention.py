@@ -16,9 +16,10 @@ from vit_jax.models.ops.splash import splash
 # Ways to compute attention; `choose` resolves "auto".
 ATTENTIONS = ("auto", "einsum", "splash", "cudnn", "blockwise")
 LINEAR_MEMORY = {"splash": splash, "cudnn": cudnn, "blockwise": blockwise}
-# The most tokens for which "auto" takes einsum. On one v5e, forward and backward, heads of 64: the scheduled cycles of
-# einsum with a bfloat16 softmax are 0.7 times those of splash at 324 tokens, 1.2 at 400, 1.4 at 576 and 2.2 at 1,369.
-# On CPUs, blockwise takes half the time of einsum at 576. On GPUs, nothing is measured.
+# The most tokens for which "auto" takes einsum. On one v5e, forward and backward, heads of 64: the
+# scheduled cycles of einsum with a bfloat16 softmax are 0.7 times those of splash at 324 tokens,
+# 1.2 at 400, 1.4 at 576 and 2.2 at 1,369. On CPUs, blockwise takes half the time of einsum at 576.
+# On GPUs, nothing is measured.
 EINSUM_UP_TO = 350
 
 
@@ -32,7 +33,8 @@ def cudnn_refuses(dtype, width: int) -> str:
 
 
 def choose(wanted: str, query, key, platform: str) -> str:
-    """The way to compute attention, by shape, dtype and platform: a name of `ATTENTIONS` other than auto.
+    """The way to compute attention, by shape, dtype and platform: a name of `ATTENTIONS` other than
+    auto.
 
     A probe that pools (one query) has a row of weights, not a square: einsum, whatever is wanted.
 
@@ -48,7 +50,10 @@ def choose(wanted: str, query, key, platform: str) -> str:
     if wanted == "splash" and platform != "tpu":
         raise UserError(f"attention=splash runs on TPUs, not on {platform}: use auto or blockwise")
     if wanted == "cudnn" and platform != "cuda":
-        raise UserError(f"attention=cudnn runs on NVIDIA GPUs from Ampere on, not on {platform}: use auto or blockwise")
+        raise UserError(
+            f"attention=cudnn runs on NVIDIA GPUs from Ampere on, not on {platform}: use auto or "
+            "blockwise"
+        )
     if wanted == "cudnn" and refused:
         raise UserError(f"attention=cudnn {refused}")
     if query.shape[1] == 1:
@@ -61,10 +66,11 @@ def choose(wanted: str, query, key, platform: str) -> str:
 
 
 def on_every_device(function, *arrays):
-    """Calls `function` with each device's own examples and heads of arrays [batch, length, heads, kv].
+    """Calls `function` with each device's own examples and heads of arrays [batch, length, heads,
+    kv].
 
-    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's. Axes that do not divide an array, as the one
-    example of an initialisation, are computed by all.
+    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's. Axes that do not divide an
+    array, as the one example of an initialisation, are computed by all.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -74,7 +80,9 @@ def on_every_device(function, *arrays):
         names = (axes,) if isinstance(axes, str) else axes or ()
         return axes if size % math.prod(mesh.shape[name] for name in names) == 0 else None
 
-    spec = PartitionSpec(*map(fitting, arrays[0].shape, sharding.spec("batch", "length", "heads", "kv")))
+    spec = PartitionSpec(
+        *map(fitting, arrays[0].shape, sharding.spec("batch", "length", "heads", "kv"))
+    )
     # Pallas does not say over which axes its outputs vary, so the check that they do cannot pass.
     return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
 

@@ -1,4 +1,6 @@
-"""Attention that never holds the [batch, heads, length, length] weights: its memory grows with the tokens."""
+"""Attention that never holds the [batch, heads, length, length] weights: its memory grows with the
+tokens.
+"""
 
 import functools
 import math
@@ -11,13 +13,17 @@ KEY_BLOCK = 512
 
 
 def blocks_of(length: int, largest: int) -> tuple[int, int]:
-    """(count, size) of equal blocks, as few as `largest` allows; padding is less than one row per block."""
+    """(count, size) of equal blocks, as few as `largest` allows; padding is less than one row per
+    block.
+    """
     count = math.ceil(length / largest)
     return count, math.ceil(length / count)
 
 
 def key_blocks(key, value):
-    """Blocks of keys, values and which of them exist: two [count, batch, size, heads, kv] and a bool [count, size]."""
+    """Blocks of keys, values and which of them exist: two [count, batch, size, heads, kv] and a
+    bool [count, size].
+    """
     length = key.shape[1]
     count, size = blocks_of(length, KEY_BLOCK)
 
@@ -29,7 +35,9 @@ def key_blocks(key, value):
 
 
 def block_scores(query, key, exists, dtype):
-    """Scaled scores of all queries against one block of keys, -infinity for padding: [batch, heads, length, size]."""
+    """Scaled scores of all queries against one block of keys, -infinity for padding: [batch, heads,
+    length, size].
+    """
     scores = jnp.einsum("bqhk,bvhk->bhqv", query, key, preferred_element_type=dtype)
     return jnp.where(exists, scores, -jnp.inf)
 
@@ -40,7 +48,9 @@ def wide(x) -> jnp.dtype:
 
 
 def blockwise_forward(query, key, value):
-    """The output, and what the backward pass needs: the inputs, the output, and the log of every softmax's sum."""
+    """The output, and what the backward pass needs: the inputs, the output, and the log of every
+    softmax's sum.
+    """
     dtype = wide(query)
     scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
     batch, length, heads, _ = query.shape
@@ -51,10 +61,15 @@ def blockwise_forward(query, key, value):
         scores = block_scores(scaled, key, exists, dtype)
         new = jnp.maximum(largest, scores.max(-1))  # finite: every block has a key that exists
         weights, shrink = jnp.exp(scores - new[..., None]), jnp.exp(largest - new)
-        part = jnp.einsum("bhqv,bvhk->bhqk", weights.astype(value.dtype), value, preferred_element_type=dtype)
+        part = jnp.einsum(
+            "bhqv,bvhk->bhqk", weights.astype(value.dtype), value, preferred_element_type=dtype
+        )
         return (new, total * shrink + weights.sum(-1), output * shrink[..., None] + part), None
 
-    start = jnp.full((batch, heads, length), -jnp.inf, dtype), jnp.zeros((batch, heads, length), dtype)
+    start = (
+        jnp.full((batch, heads, length), -jnp.inf, dtype),
+        jnp.zeros((batch, heads, length), dtype),
+    )
     start = (*start, jnp.zeros((batch, heads, length, value.shape[-1]), dtype))
     (largest, total, output), _ = jax.lax.scan(add, start, key_blocks(key, value))
     output = (output / total[..., None]).astype(query.dtype).swapaxes(1, 2)
@@ -62,7 +77,9 @@ def blockwise_forward(query, key, value):
 
 
 def blockwise_backward(saved, gradient):
-    """Gradients of query, key and value, whose weights are computed again block by block (arXiv 2205.14135, B.4)."""
+    """Gradients of query, key and value, whose weights are computed again block by block (arXiv
+    2205.14135, B.4).
+    """
     query, key, value, output, log_total = saved
     dtype, scale = wide(query), 1 / math.sqrt(query.shape[-1])
     scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
@@ -91,7 +108,8 @@ def blockwise_backward(saved, gradient):
 
 @jax.custom_vjp
 def blockwise(query, key, value):
-    """Attention over blocks of keys with a running maximum and sum (arXiv 2112.05682); softmax in float32.
+    """Attention over blocks of keys with a running maximum and sum (arXiv 2112.05682); softmax in
+    float32.
 
     Args:
       query: [batch, length, heads, kv].

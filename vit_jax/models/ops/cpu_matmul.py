@@ -1,8 +1,10 @@
-"""Products of matrices with bfloat16 operands and float32 sums, in the form that CPUs have instructions for.
+"""Products of matrices with bfloat16 operands and float32 sums, in the form that CPUs have
+instructions for.
 
-XLA's fast kernels for CPUs (AMX, AVX512) take operands that lie row by row in memory, and give float32: [m, k] @ [k, n]
-and [m, k] @ [n, k]^T. Any other product of bfloat16 is computed in float32. So every gradient
-here is one of these two, and what must be transposed is transposed in memory first.
+XLA's fast kernels for CPUs (AMX, AVX512) take operands that lie row by row in memory, and give
+float32: [m, k] @ [k, n] and [m, k] @ [n, k]^T. Any other product of bfloat16 is computed in
+float32. So every gradient here is one of these two, and what must be transposed is transposed in
+memory first.
 """
 
 import functools
@@ -25,7 +27,9 @@ nt_product = functools.partial(product, contracted=(1, 1))  # x @ y^T
 
 
 def transposed(x):
-    """[..., rows, columns] -> [..., columns, rows], also in memory, where XLA itself would read in another order."""
+    """[..., rows, columns] -> [..., columns, rows], also in memory, where XLA itself would read in
+    another order.
+    """
     return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))
 
 
@@ -51,7 +55,9 @@ matmul.defvjp(matmul_forward, matmul_backward)
 
 
 def dot_general(x, kernel, dimension_numbers, precision=None, preferred_element_type=None):
-    """`jax.lax.dot_general` as flax's layers call it: the last axes of x by the first ones of the kernel. float32."""
+    """`jax.lax.dot_general` as flax's layers call it: the last axes of x by the first ones of the
+    kernel. float32.
+    """
     count = len(dimension_numbers[0][1])
     inner = math.prod(kernel.shape[:count])
     y = matmul(x.reshape(-1, inner), kernel.reshape(inner, -1))
@@ -59,7 +65,8 @@ def dot_general(x, kernel, dimension_numbers, precision=None, preferred_element_
 
 
 def patches(image, kernel, strides, padding, **_):
-    """`jax.lax.conv_general_dilated` as flax's layers call it, for windows that do not overlap, as one `matmul`.
+    """`jax.lax.conv_general_dilated` as flax's layers call it, for windows that do not overlap, as
+    one `matmul`.
 
     Args:
       image: [batch, H, W, channels].
@@ -75,13 +82,18 @@ def patches(image, kernel, strides, padding, **_):
         borders = jax.lax.padtype_to_pads(image.shape[1:3], (h, w), strides, padding)
         image = jnp.pad(image, ((0, 0), *borders, (0, 0)))
     rows, columns = image.shape[1] // h, image.shape[2] // w
-    image = image[:, : rows * h, : columns * w].reshape(-1, rows, h, columns, w, channels).swapaxes(2, 3)
+    image = (
+        image[:, : rows * h, : columns * w]
+        .reshape(-1, rows, h, columns, w, channels)
+        .swapaxes(2, 3)
+    )
     y = matmul(image.reshape(-1, h * w * channels), kernel.reshape(h * w * channels, -1))
     return y.reshape(-1, rows, columns, kernel.shape[-1])
 
 
 def attention(query, key, value, dtype):
-    """Attention of scaled queries, by matrices of each head of each example; operands in `dtype`, float32 softmax.
+    """Attention of scaled queries, by matrices of each head of each example; operands in `dtype`,
+    float32 softmax.
 
     Args:
       query: [batch, length, heads, kv].
@@ -118,7 +130,9 @@ def attention_forward(query, key, value):
 
 
 def attention_backward(kept, gradient):
-    """What softmax's derivative sums over keys comes from the output (arXiv 2205.14135 appendix B.2)."""
+    """What softmax's derivative sums over keys comes from the output (arXiv 2205.14135 appendix
+    B.2).
+    """
     query, key, value, weights, total, output = kept
     dtype = query.dtype
     gradient = gradient / total

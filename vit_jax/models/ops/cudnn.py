@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 
 def cudnn(query, key, value):
-    """Attention by cuDNN's fused kernel; softmax in float32. Shapes as in `blockwise`; float16 or bfloat16.
+    """Attention by cuDNN's fused kernel; softmax in float32. Shapes as in `blockwise`; float16 or
+    bfloat16.
 
     JAX 0.10 refuses to train on odd lengths: those get a row of padding, which cuDNN leaves out.
     """
@@ -13,6 +14,8 @@ def cudnn(query, key, value):
     other = key.shape[1]
     lengths = {}
     if length % 2 or other % 2:
-        lengths = dict(query_seq_lengths=jnp.full(batch, length), key_value_seq_lengths=jnp.full(batch, other))
+        lengths = dict(
+            query_seq_lengths=jnp.full(batch, length), key_value_seq_lengths=jnp.full(batch, other)
+        )
     even = [jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value)]
     return jax.nn.dot_product_attention(*even, **lengths, implementation="cudnn")[:, :length]

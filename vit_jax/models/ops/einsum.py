@@ -14,7 +14,8 @@ def attention_weights(query, key, softmax_dtype, distance=None):
     Args:
       query, key: [batch, length, heads, kv].
       softmax_dtype: dtype in which the softmax is computed.
-      distance: [length, length, kv], a second key for every pair of query and key (arXiv 2010.11929 appendix D.4).
+      distance: [length, length, kv], a second key for every pair of query and key (arXiv 2010.11929
+        appendix D.4).
 
     Returns:
       [batch, heads, length, length] in the dtype of `query`.
@@ -37,17 +38,21 @@ def weighted(weights, value):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def einsum(query, key, value, softmax_dtype):
-    """Attention of scaled queries [batch, length, heads, kv] that keeps its weights for the backward pass.
+    """Attention of scaled queries [batch, length, heads, kv] that keeps its weights for the
+    backward pass.
 
-    The backward pass takes what softmax's derivative sums over keys from the output and its gradient instead (arXiv
-    2205.14135 appendix B.2), which spares a pass over the square of weights.
+    The backward pass takes what softmax's derivative sums over keys from the output and its
+    gradient instead (arXiv 2205.14135 appendix B.2), which spares a pass over the square of
+    weights.
     """
     return einsum_forward(query, key, value, softmax_dtype)[0]
 
 
 def einsum_forward(query, key, value, softmax_dtype):
     scores = jnp.einsum("bqhk,bvhk->bhqv", query, key)
-    if query.shape[1] > 1:  # the row of a single query would be padded to the 128 neighbours of a TPU's registers
+    if (
+        query.shape[1] > 1
+    ):  # the row of a single query would be padded to the 128 neighbours of a TPU's registers
         scores = precision.in_memory(scores, 0, 1, 3, 2)
     weights = jax.nn.softmax(scores.astype(softmax_dtype)).astype(query.dtype)
     output = weighted(weights, value)

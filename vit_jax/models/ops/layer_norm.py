@@ -9,9 +9,11 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x, scale, bias, epsilon: float):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis (arXiv 1607.06450 equation 4), float32.
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis (arXiv 1607.06450
+    equation 4), float32.
 
-    It keeps x and the two statistics, where automatic differentiation keeps several arrays of the size of x.
+    It keeps x and the two statistics, where automatic differentiation keeps several arrays of the
+    size of x.
     """
     return forward(x, scale, bias, epsilon)[0]
 
@@ -28,9 +30,15 @@ def backward(epsilon, kept, gradient):
     x, mean, inverse, scale = kept
     normal = (x.astype(jnp.float32) - mean) * inverse
     of_normal = gradient * scale
-    shared = of_normal.mean(-1, keepdims=True) + normal * (of_normal * normal).mean(-1, keepdims=True)
+    shared = of_normal.mean(-1, keepdims=True) + normal * (of_normal * normal).mean(
+        -1, keepdims=True
+    )
     rows = tuple(range(x.ndim - 1))
-    return ((of_normal - shared) * inverse).astype(x.dtype), (gradient * normal).sum(rows), gradient.sum(rows)
+    return (
+        ((of_normal - shared) * inverse).astype(x.dtype),
+        (gradient * normal).sum(rows),
+        gradient.sum(rows),
+    )
 
 
 layer_norm.defvjp(forward, backward)

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 
 from vit_jax.models.ops.blockwise import blocks_of
 
-# A TPU's registers have 128 lanes: the last dimension of what a kernel reads is a multiple of it, whatever its shape.
+# A TPU's registers have 128 lanes: the last dimension of what a kernel reads is a multiple of it,
+# whatever its shape.
 LANES = 128
-# Most rows of queries and of keys, of 2 bytes per number, that `splash` holds in 16 MiB of scoped VMEM (v4, v5e, v5p),
-# and the largest tile of scores beside them. Larger tiles run out of it, or spill; smaller ones take more bundles.
+# Most rows of queries and of keys, of 2 bytes per number, that `splash` holds in 16 MiB of scoped
+# VMEM (v4, v5e, v5p), and the largest tile of scores beside them. Larger tiles run out of it, or
+# spill; smaller ones take more bundles.
 MAX_ROWS = 1536
 MAX_TILE = 3 * 2**18
 # Added to the scores of padding. exp(x - maximum) is exactly 0 for it, and bfloat16 can hold it.
@@ -28,9 +30,10 @@ class SplashBlocks(NamedTuple):
 def splash_blocks(length: int, other: int, itemsize: int) -> SplashBlocks:
     """Sizes for `length` queries and `other` keys of `itemsize` bytes per number.
 
-    A few queries make one block, which needs no padding: a block may be as long as its array. Keys are
-    padded, for a kernel goes over them by multiples of 128, `compute` at a time. Its work grows with their rows, and
-    each step costs about 64 rows more (bundles that the compiler schedules for a v5e).
+    A few queries make one block, which needs no padding: a block may be as long as its array. Keys
+    are padded, for a kernel goes over them by multiples of 128, `compute` at a time. Its work grows
+    with their rows, and each step costs about 64 rows more (bundles that the compiler schedules for
+    a v5e).
     """
     rows = MAX_ROWS * 2 // max(itemsize, 2)
     count, block = blocks_of(length, rows)
@@ -43,8 +46,13 @@ def splash_blocks(length: int, other: int, itemsize: int) -> SplashBlocks:
 
 
 def splash_kernel(sizes: SplashBlocks, interpret: bool):
-    """The kernel of Pallas for [heads, queries, kv] and [heads, keys, kv]; it is imported where it is used."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+    """The kernel of Pallas for [heads, queries, kv] and [heads, keys, kv]; it is imported where it
+    is used.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel,
+        splash_attention_mask,
+    )
 
     # One backward kernel instead of two: it computes the weights once.
     blocks = splash_attention_kernel.BlockSizes(
@@ -57,7 +65,9 @@ def splash_kernel(sizes: SplashBlocks, interpret: bool):
         use_fused_bwd_kernel=True,
     )
     # One head stands for all of them.
-    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.FullMask((sizes.queries, sizes.keys))])
+    mask = splash_attention_mask.MultiHeadMask(
+        [splash_attention_mask.FullMask((sizes.queries, sizes.keys))]
+    )
     return splash_attention_kernel.make_splash_mha(
         mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=interpret
     )
@@ -66,9 +76,10 @@ def splash_kernel(sizes: SplashBlocks, interpret: bool):
 def splash(query, key, value, interpret: bool = False):
     """Attention by JAX's Pallas kernel for TPUs, "splash attention"; softmax in float32.
 
-    Keys that are padding carry `FAR` in a column that is 1 in every query: kernels read rows of 128 lanes whatever the
-    width of a head (64, 72, 80, 88 or 104), so that this mask is free, which segment ids are not. Examples and heads
-    are one axis, for nothing tells them apart. Padding happens before heads and length change places: XLA fuses it.
+    Keys that are padding carry `FAR` in a column that is 1 in every query: kernels read rows of 128
+    lanes whatever the width of a head (64, 72, 80, 88 or 104), so that this mask is free, which
+    segment ids are not. Examples and heads are one axis, for nothing tells them apart. Padding
+    happens before heads and length change places: XLA fuses it.
 
     Args:
       query: [batch, length, heads, kv].

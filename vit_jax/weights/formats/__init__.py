@@ -1,1 +1,3 @@
-"""The formats that weights come and go in: one name table each. Between them stand the published parameter names."""
+"""The formats that weights come and go in: one name table each. Between them stand the published
+parameter names.
+"""

@@ -1,4 +1,6 @@
-"""The .npz files of big_vision: positions are added before the class token, and blocks may be stacked for scan."""
+"""The .npz files of big_vision: positions are added before the class token, and blocks may be
+stacked for scan.
+"""
 
 import math
 import re
@@ -15,7 +17,8 @@ LINEN_BLOCK = {ours: theirs for theirs, ours in vision_transformer.LINEN_NAMES.i
 MAP_PARTS = ("probe", "MlpBlock_0", "MultiHeadDotProductAttention_0", "LayerNorm_0")
 STACKED = "Transformer/encoderblock/"
 MARKS = ("pos_embedding", "Transformer/pos_embedding", "probe")
-# Above the parameters; "opt/target/" is of the time of flax.optim, "img/" of models of image and text.
+# Above the parameters; "opt/target/" is of the time of flax.optim, "img/" of models of image and
+# text.
 PREFIXES = ("params/", "opt/target/", "img/")
 
 
@@ -25,11 +28,17 @@ def is_big_vision(held: Iterable[str]) -> bool:
 
 
 def tower(names: Iterable[str]) -> dict[str, str]:
-    """{name in the file: name} of the parameters, without the optimizer states and the text tower that stand beside."""
+    """{name in the file: name} of the parameters, without the optimizer states and the text tower
+    that stand beside.
+    """
     found = {name: name for name in names}
     for prefix in PREFIXES:
         if any(name.startswith(prefix) for name in found.values()):
-            found = {full: name.removeprefix(prefix) for full, name in found.items() if name.startswith(prefix)}
+            found = {
+                full: name.removeprefix(prefix)
+                for full, name in found.items()
+                if name.startswith(prefix)
+            }
     return found
 
 
@@ -67,21 +76,34 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
         return vision_transformer.published_name(f"MAPHead_0/{name}" if below_head else name)
 
     params, file_names = rename(held, our_name, path)
-    if "cls" in params and "pos_embedding" in held and params[POSEMB].ndim == 3 and "embedding/kernel" in params:
+    if (
+        "cls" in params
+        and "pos_embedding" in held
+        and params[POSEMB].ndim == 3
+        and "embedding/kernel" in params
+    ):
         add_cls_row(params, grid, image_size)
     file_names = {ours: names.get(name, name) for ours, name in file_names.items()}
     fields = infer_fields(params, path, file_names)
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, file_names=file_names)
+    fields["image_size"] = held_image_size(
+        params, fields, path, grid, image_size, file_names=file_names
+    )
     return Weights(params, fields, format="big_vision", file_names=file_names)
 
 
 def add_cls_row(params: dict, grid, image_size) -> None:
-    """Gives the class token a position, zero; files of 2021 have one although their positions stand at the top."""
+    """Gives the class token a position, zero; files of 2021 have one although their positions stand
+    at the top.
+    """
     posemb, patch = params[POSEMB], params["embedding/kernel"].shape[:2]
     rows = posemb.shape[1]
     sizes = [math.prod(create.pair(grid))] if grid is not None else []
     if image_size:
-        sizes.append(math.prod(side // cell for side, cell in zip(create.pair(image_size), patch, strict=False)))
+        sizes.append(
+            math.prod(
+                side // cell for side, cell in zip(create.pair(image_size), patch, strict=False)
+            )
+        )
     if rows not in sizes and rows > 1 and math.isqrt(rows - 1) ** 2 == rows - 1:
         return
     params[POSEMB] = np.concatenate([np.zeros_like(posemb[:, :1]), posemb], axis=1)
@@ -99,10 +121,16 @@ def obstacles(weights: Weights, model) -> list[str]:
 
 
 def write(weights: Weights) -> dict:
-    """The arrays of a big_vision file, one entry per layer; a class token takes its position's row with it."""
+    """The arrays of a big_vision file, one entry per layer; a class token takes its position's row
+    with it.
+    """
     params = dict(weights.params)
     if weights.fields["architecture"] == "bit":
-        norms = [name for name in params if name.endswith(("/scale", "/bias")) and not name.startswith("head/")]
+        norms = [
+            name
+            for name in params
+            if name.endswith(("/scale", "/bias")) and not name.startswith("head/")
+        ]
         params |= {name: params[name].reshape(1, 1, 1, -1) for name in norms}
     if POSEMB in params:
         posemb = params.pop(POSEMB)

@@ -1,14 +1,14 @@
 """BiT weights: the published files have the names of TensorFlow's scopes; big_vision's are ours.
 
-    resnet/root_block/standardized_conv2d/kernel                 root_block/conv_root/kernel
-    resnet/block1/unit01/{a,b,c}/standardized_conv2d/kernel      block1/unit01/{conv1,conv2,conv3}/kernel
-    resnet/block1/unit01/{a,b,c}/group_norm/{gamma,beta}         block1/unit01/{gn1,gn2,gn3}/{scale,bias}
-    resnet/block1/unit01/a/proj/standardized_conv2d/kernel       block1/unit01/conv_proj/kernel
-    resnet/group_norm/{gamma,beta}                               norm-pre-head/{scale,bias}
-    resnet/head/conv2d/{kernel,bias}                             head/{kernel,bias}
+    resnet/root_block/standardized_conv2d/kernel root_block/conv_root/kernel
+    resnet/block1/unit01/{a,b,c}/standardized_conv2d/kernel block1/unit01/{conv1,conv2,conv3}/kernel
+    resnet/block1/unit01/{a,b,c}/group_norm/{gamma,beta} block1/unit01/{gn1,gn2,gn3}/{scale,bias}
+    resnet/block1/unit01/a/proj/standardized_conv2d/kernel block1/unit01/conv_proj/kernel
+    resnet/group_norm/{gamma,beta} norm-pre-head/{scale,bias} resnet/head/conv2d/{kernel,bias}
+    head/{kernel,bias}
 
-The published head is a 1x1 convolution [1, 1, width, classes], ours a matrix [width, classes]. GroupNorm's parameters
-are [C] in published files, [1, 1, 1, C] in big_vision's.
+The published head is a 1x1 convolution [1, 1, width, classes], ours a matrix [width, classes].
+GroupNorm's parameters are [C] in published files, [1, 1, 1, C] in big_vision's.
 """
 
 import re
@@ -33,7 +33,9 @@ def is_bit(held: Iterable[str]) -> bool:
 
 
 def our_name(published: str) -> str | None:
-    """Our name of a published parameter, or of one of ours, which big_vision has below params/; None: not a BiT's."""
+    """Our name of a published parameter, or of one of ours, which big_vision has below params/;
+    None: not a BiT's.
+    """
     name = published.removeprefix("params/")
     if OURS.fullmatch(name):
         return name
@@ -64,7 +66,9 @@ def our_name(published: str) -> str | None:
 def published_name(ours: str) -> str:
     """The inverse of `our_name`, for the parameters of a `models.bit.ResNet`."""
     if not OURS.fullmatch(ours):
-        raise UserError(f"{ours} is no parameter of a BiT ResNet: the published files have no name for it")
+        raise UserError(
+            f"{ours} is no parameter of a BiT ResNet: the published files have no name for it"
+        )
     leaves = {ours: published for published, ours in LEAVES.items()}
     *path, layer, leaf = ours.split("/")
     if layer == "head":
@@ -88,14 +92,19 @@ def read(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, value in held.items():
         ours = our_name(name)
         if ours is None:
-            raise UserError(f"{name} is no parameter of a BiT ResNet: these are other weights, or the file is damaged")
+            raise UserError(
+                f"{name} is no parameter of a BiT ResNet: these are other weights, or the file is "
+                "damaged"
+            )
         if ours in params:
             raise UserError(f"{name} comes twice, under another number: fetch the file again")
         value = np.asarray(value)
         rank = 1 if not ours.endswith("kernel") else 2 if ours == "head/kernel" else 4
         extra = value.ndim - rank
         if extra < 0 or not value.size or any(size != 1 for size in value.shape[:extra]):
-            raise UserError(f"{name} has shape {value.shape}: these are not the weights of a BiT ResNet")
+            raise UserError(
+                f"{name} has shape {value.shape}: these are not the weights of a BiT ResNet"
+            )
         params[ours] = value.reshape(value.shape[extra:])
     return params
 
@@ -112,7 +121,8 @@ def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def infer_fields(params: dict[str, np.ndarray]) -> dict:
-    """Constructor arguments that a BiT ResNet's parameters (by our names) show, all but the image size.
+    """Constructor arguments that a BiT ResNet's parameters (by our names) show, all but the image
+    size.
 
     Raises:
       UserError: the root convolution, a stage or a unit is missing.
@@ -120,19 +130,28 @@ def infer_fields(params: dict[str, np.ndarray]) -> dict:
     root = "root_block/conv_root/kernel"
     if root not in params:
         raise UserError(
-            f"there is no {root} among the {len(params)} parameters: these are not the weights of a BiT ResNet"
+            f"there is no {root} among the {len(params)} parameters: these are not the weights of "
+            "a BiT ResNet"
         )
     if params[root].ndim != 4:
-        raise UserError(f"{root} has shape {params[root].shape}: these are not the weights of a BiT ResNet")
+        raise UserError(
+            f"{root} has shape {params[root].shape}: these are not the weights of a BiT ResNet"
+        )
     stages: dict[int, set[int]] = {}
     for name in params:
         if match := re.match(r"block(\d+)/unit(\d+)/", name):
             stages.setdefault(int(match[1]), set()).add(int(match[2]))
     if set(stages) != set(range(1, len(stages) + 1)) or not stages:
-        raise UserError(f"there are the stages {sorted(stages)} of block<i>/: some are missing, fetch the file again")
+        raise UserError(
+            f"there are the stages {sorted(stages)} of block<i>/: some are missing, fetch the file "
+            "again"
+        )
     for stage, units in stages.items():
         if units != set(range(1, len(units) + 1)):
-            raise UserError(f"block{stage} has the units {sorted(units)}: some are missing, fetch the file again")
+            raise UserError(
+                f"block{stage} has the units {sorted(units)}: some are missing, fetch the file "
+                "again"
+            )
     factor = params[root].shape[-1] / 64
     head = [params[name].shape[-1] for name in ("head/kernel", "head/bias") if name in params]
     return dict(

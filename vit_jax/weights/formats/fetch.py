@@ -1,4 +1,6 @@
-"""Weights that lie elsewhere: what is behind https:// is fetched first, and what a library reads from disk only."""
+"""Weights that lie elsewhere: what is behind https:// is fetched first, and what a library reads
+from disk only.
+"""
 
 import http.client
 import pathlib
@@ -26,17 +28,23 @@ def locate(path, folder: pathlib.Path):
         if location.exists():
             return copy(location, folder) if is_remote else location
     except Exception as error:  # every store has errors of its own
-        raise UserError(f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access") from error
+        raise UserError(
+            f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access"
+        ) from error
     raise UserError(
-        f"{path} does not exist: give a workdir, a checkpoint folder, an .npz, a .safetensors, or a folder of timm "
-        "or Hugging Face"
+        f"{path} does not exist: give a workdir, a checkpoint folder, an .npz, a .safetensors, or "
+        "a folder of timm or Hugging Face"
     )
 
 
 def copy(location, folder: pathlib.Path):
-    """A local copy of .safetensors with what stands beside them; anything else is read where it lies."""
+    """A local copy of .safetensors with what stands beside them; anything else is read where it
+    lies.
+    """
     if location.is_dir() and is_folder(location):
-        names = [child.name for child in location.iterdir() if child.suffix in (".safetensors", ".json")]
+        names = [
+            child.name for child in location.iterdir() if child.suffix in (".safetensors", ".json")
+        ]
         source, found = location, folder
     elif location.suffix == ".safetensors":
         names = [location.name, CONFIG, PREPROCESSOR]
@@ -50,7 +58,9 @@ def copy(location, folder: pathlib.Path):
 
 
 def fetch(url: str, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads a file, or config.json and model.safetensors below an address, and returns what to read."""
+    """Downloads a file, or config.json and model.safetensors below an address, and returns what to
+    read.
+    """
     address, _, query = url.partition("?")
     suffix = f"?{query}" if query else ""
     if not address.endswith((".npz", ".safetensors")):
@@ -80,6 +90,8 @@ def download(url: str, target: pathlib.Path, required: bool) -> None:
             error.close()
             if error.code in (403, 404) and not required:
                 return
-        raise UserError(f"{url} can't be fetched ({one_line(error)[:160]}): check address and network") from error
+        raise UserError(
+            f"{url} can't be fetched ({one_line(error)[:160]}): check address and network"
+        ) from error
     if expected and int(expected) != target.stat().st_size:
         raise UserError(f"{url} ended after {target.stat().st_size} of {expected} bytes: try again")

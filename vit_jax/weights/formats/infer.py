@@ -25,13 +25,15 @@ def shape_of(params, name: str, rank: int, path, file_names: dict[str, str]) -> 
         )
     if params[name].ndim != rank or not params[name].size:
         raise UserError(
-            f"{path} has {in_file(name, file_names)} of shape {params[name].shape}: these are not the weights of a ViT"
+            f"{path} has {in_file(name, file_names)} of shape {params[name].shape}: these are not "
+            "the weights of a ViT"
         )
     return params[name].shape
 
 
 def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]) -> dict:
-    """Constructor arguments that the names and shapes of a ViT's published parameters show, all but the grid.
+    """Constructor arguments that the names and shapes of a ViT's published parameters show, all but
+    the grid.
 
     Args:
       params: by published name.
@@ -43,22 +45,41 @@ def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]
 
     def outputs(layer):
         """Width of a layer, 0 where nothing of it is there; what is missing of it is named later."""
-        return max((value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")), default=0)
+        return max(
+            (value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")),
+            default=0,
+        )
 
     kernel = shape_of(params, "embedding/kernel", 4, path, file_names)
-    blocks = {int(match[1]) for name in params if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
+    blocks = {
+        int(match[1])
+        for name in params
+        if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))
+    }
     if blocks != set(range(len(blocks))) or not blocks:
-        raise UserError(f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file again")
-    places = {"stem": POSEMB, "every": POSEMB.replace("posembed_input", "encoderblock_0/posembed_input")}
+        raise UserError(
+            f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file "
+            "again"
+        )
+    places = {
+        "stem": POSEMB,
+        "every": POSEMB.replace("posembed_input", "encoderblock_0/posembed_input"),
+    }
     place = next((place for place, name in places.items() if name in params), None)
     fields = dict(
         architecture="vit",
         width=kernel[-1],
         depth=len(blocks),
         mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path, file_names)[-1],
-        num_heads=shape_of(params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path, file_names)[1],
+        num_heads=shape_of(
+            params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path, file_names
+        )[1],
         patch_size=tuple(kernel[:2]),
-        pool="tok" if "cls" in params else "map" if any(name.startswith("MAPHead_0/") for name in params) else "gap",
+        pool="tok"
+        if "cls" in params
+        else "map"
+        if any(name.startswith("MAPHead_0/") for name in params)
+        else "gap",
         posemb="learn" if place else "sincos2d",
         pre_logits=outputs("pre_logits"),
         num_classes=outputs("head"),
@@ -81,9 +102,14 @@ def stem_units(params, path) -> tuple[int, ...]:
     for name in params:
         if match := re.match(r"block(\d+)/unit(\d+)/", name):
             found.setdefault(int(match[1]), set()).add(int(match[2]))
-    for what, numbers in (("stages block", set(found)), *((f"units of block{i}", found[i]) for i in sorted(found))):
+    for what, numbers in (
+        ("stages block", set(found)),
+        *((f"units of block{i}", found[i]) for i in sorted(found)),
+    ):
         if numbers != set(range(1, len(numbers) + 1)):
-            raise UserError(f"{path} has the {what} {sorted(numbers)}: some are missing, fetch the file again")
+            raise UserError(
+                f"{path} has the {what} {sorted(numbers)}: some are missing, fetch the file again"
+            )
     return tuple(len(found[stage]) for stage in sorted(found))
 
 
@@ -94,11 +120,15 @@ def held_image_size(
     model = create.create(**fields | dict(image_size=2**14))
     if POSEMB not in params:
         if grid is not None:
-            return tuple(side * cell for side, cell in zip(create.pair(grid), model.cell, strict=True))
+            return tuple(
+                side * cell for side, cell in zip(create.pair(grid), model.cell, strict=True)
+            )
         return create.pair(image_size or default or 224)
     tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
     if tokens < 1:
-        raise UserError(f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows")
+        raise UserError(
+            f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows"
+        )
     try:
         return settle_image_size(model, tokens, path, grid, image_size, default)
     except UserError as error:
@@ -106,7 +136,9 @@ def held_image_size(
 
 
 def suspicion(params, model, tokens: int, file_names: dict[str, str]) -> str:
-    """What may be behind a number of patch tokens that is none: a token or a stem under another name, or missing."""
+    """What may be behind a number of patch tokens that is none: a token or a stem under another
+    name, or missing.
+    """
     wanted = flatten(create.abstract_params(model.clone(image_size=model.cell)))
     strange = sorted(file_names.get(name, name) for name in params.keys() - wanted.keys())
     if strange:
@@ -117,7 +149,9 @@ def suspicion(params, model, tokens: int, file_names: dict[str, str]) -> str:
     return ""
 
 
-def settle_image_size(model, tokens: int, path, grid=None, image_size=None, default=None) -> tuple[int, int]:
+def settle_image_size(
+    model, tokens: int, path, grid=None, image_size=None, default=None
+) -> tuple[int, int]:
     """The image size that gives a number of patch tokens.
 
     Args:
@@ -130,7 +164,9 @@ def settle_image_size(model, tokens: int, path, grid=None, image_size=None, defa
       UserError: nothing of these tells the grid, and it is no square.
     """
     if default and min(create.pair(default)) < 1:
-        raise UserError(f"{path}: config.json has images of size {default}, which are none: fetch it again")
+        raise UserError(
+            f"{path}: config.json has images of size {default}, which are none: fetch it again"
+        )
 
     def settles(size):
         return size and math.prod(model.clone(image_size=create.pair(size)).grid) == tokens
@@ -142,15 +178,17 @@ def settle_image_size(model, tokens: int, path, grid=None, image_size=None, defa
         grid = (side, side) if side * side == tokens else None
     if grid is None or math.prod(create.pair(grid)) != tokens:
         raise UserError(
-            f"{path} has {tokens} patch tokens, {'no square' if grid is None else f'not {grid[0]} x {grid[1]}'}: "
-            "give grid=(h, w), or the image_size= that it was trained at"
+            f"{path} has {tokens} patch tokens, "
+            f"{'no square' if grid is None else f'not {grid[0]} x {grid[1]}'}: give grid=(h, w), "
+            "or the image_size= that it was trained at"
         )
     grid = create.pair(grid)
     return grid[0] * model.cell[0], grid[1] * model.cell[1]
 
 
 def number_of_heads(width: int, depth: int, mlp_dim: int, path) -> int:
-    """Heads of a model whose file does not show them: those of the variant with its sizes, or of its width.
+    """Heads of a model whose file does not show them: those of the variant with its sizes, or of
+    its width.
 
     Raises:
       UserError: no variant has them.
@@ -158,6 +196,8 @@ def number_of_heads(width: int, depth: int, mlp_dim: int, path) -> int:
     for sizes in variants.SIZES.values():
         if sizes[:3] == (width, depth, mlp_dim):
             return sizes[3]
-    if width in {sizes[0] for name, sizes in variants.SIZES.items() if name in ("Ti", "S", "B", "L")}:
+    if width in {
+        sizes[0] for name, sizes in variants.SIZES.items() if name in ("Ti", "S", "B", "L")
+    }:
         return width // 64
     raise UserError(f"{path} does not say how many heads a width of {width} has: give num_heads=")

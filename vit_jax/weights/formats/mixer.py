@@ -16,7 +16,8 @@ def is_mixer(held: Iterable[str]) -> bool:
 def infer_fields(params: dict[str, np.ndarray]) -> dict:
     """Constructor arguments that a Mixer's parameters show, all but the image size.
 
-    `token_mixing/Dense_0/kernel` of a block is [tokens, tokens_mlp_dim]: the grid is that of a square, or is given.
+    `token_mixing/Dense_0/kernel` of a block is [tokens, tokens_mlp_dim]: the grid is that of a
+    square, or is given.
 
     Raises:
       UserError: a parameter is missing or has another rank.
@@ -25,17 +26,21 @@ def infer_fields(params: dict[str, np.ndarray]) -> dict:
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in params:
             raise UserError(
-                f"there is no {name} among the {len(params)} parameters: these are not the weights of a Mixer"
+                f"there is no {name} among the {len(params)} parameters: these are not the weights "
+                "of a Mixer"
             )
         if params[name].ndim != rank or not params[name].size:
-            raise UserError(f"{name} has shape {params[name].shape}: these are not the weights of a Mixer")
+            raise UserError(
+                f"{name} has shape {params[name].shape}: these are not the weights of a Mixer"
+            )
         return params[name].shape
 
     stem = shape("stem/kernel", 4)
     blocks = {int(match[1]) for name in params if (match := re.match(r"MixerBlock_(\d+)/", name))}
     if blocks != set(range(len(blocks))) or not blocks:
         raise UserError(
-            f"there are the blocks {sorted(blocks)} of MixerBlock_<i>: some are missing, fetch the file again"
+            f"there are the blocks {sorted(blocks)} of MixerBlock_<i>: some are missing, fetch the "
+            "file again"
         )
     has_head = any(name.startswith("head/") for name in params)
     return dict(

@@ -1,4 +1,6 @@
-"""Archives of numpy arrays, as vision_transformer and big_vision publish them. Pickles are never read."""
+"""Archives of numpy arrays, as vision_transformer and big_vision publish them. Pickles are never
+read.
+"""
 
 import warnings
 import zipfile
@@ -26,14 +28,22 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
         with epath.Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
             entries = archive.namelist()
             if any(entry.endswith("data.pkl") for entry in entries):
-                raise UserError(f"{path} is a pickle of PyTorch, which may run code: save it as .safetensors")
+                raise UserError(
+                    f"{path} is a pickle of PyTorch, which may run code: save it as .safetensors"
+                )
             wanted = list(select([entry.removesuffix(".npy") for entry in entries]))
             check_fits(sum(archive.getinfo(f"{name}.npy").file_size for name in wanted), path)
-            return {name: as_float32(read_entry(archive, f"{name}.npy"), name, path) for name in wanted}
+            return {
+                name: as_float32(read_entry(archive, f"{name}.npy"), name, path) for name in wanted
+            }
     except UserError:
         raise
-    except Exception as error:  # zipfile and numpy have a dozen kinds for what a damaged file makes them do
-        raise UserError(f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again") from error
+    except (
+        Exception
+    ) as error:  # zipfile and numpy have a dozen kinds for what a damaged file makes them do
+        raise UserError(
+            f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again"
+        ) from error
 
 
 def read_entry(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
@@ -54,8 +64,15 @@ def as_float32(value, name: str, path) -> np.ndarray:
     """
     if value.dtype == np.dtype("V2"):  # bfloat16, which .npz stores as raw bytes
         value = value.view(ml_dtypes.bfloat16)
-    if not value.ndim or not value.size or (value.dtype.kind != "f" and value.dtype != ml_dtypes.bfloat16):
-        raise UserError(f"{path} has {name} of type {value.dtype}, shape {value.shape}: weights are arrays of floats")
+    if (
+        not value.ndim
+        or not value.size
+        or (value.dtype.kind != "f" and value.dtype != ml_dtypes.bfloat16)
+    ):
+        raise UserError(
+            f"{path} has {name} of type {value.dtype}, shape {value.shape}: weights are arrays of "
+            "floats"
+        )
     return value.astype(np.float32, copy=False)
 
 

@@ -1,4 +1,6 @@
-"""Folders of config.json and model.safetensors, as timm and Hugging Face publish them, and lone .safetensors files."""
+"""Folders of config.json and model.safetensors, as timm and Hugging Face publish them, and lone
+.safetensors files.
+"""
 
 import json
 import pathlib
@@ -36,14 +38,17 @@ def read_json(path) -> dict:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read as JSON ({one_line(error)[:160]}): fetch the file again") from error
+        raise UserError(
+            f"{path} can't be read as JSON ({one_line(error)[:160]}): fetch the file again"
+        ) from error
     if not isinstance(found, dict):
         raise UserError(f"{path} holds {type(found).__name__}, not an object: fetch the file again")
     return found
 
 
 def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
-    """Arrays by their names in the file, config.json, and preprocessor_config.json ({} where absent).
+    """Arrays by their names in the file, config.json, and preprocessor_config.json ({} where
+    absent).
 
     Args:
       path: a local .safetensors file, or a folder with one, or with the index of several.
@@ -59,13 +64,20 @@ def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
     elif path.is_dir():
         index = read_json(folder / INDEX).get("weight_map")
         names = sorted(set(index.values())) if isinstance(index, dict) else []
-        if outside := [name for name in names if name != pathlib.PurePath(name).name or name == ".."]:
-            raise UserError(f"{INDEX} of {path} names {outside[0]!r}, which is not beside it: fetch the folder again")
+        if outside := [
+            name for name in names if name != pathlib.PurePath(name).name or name == ".."
+        ]:
+            raise UserError(
+                f"{INDEX} of {path} names {outside[0]!r}, which is not beside it: fetch the folder "
+                "again"
+            )
         files = [folder / name for name in names] if isinstance(index, dict) else [path / WEIGHTS]
     held = {}
     for file in files:
         held |= read_file(file)
-    processor = read_json(folder / PREPROCESSOR) or read_json(folder / PROCESSOR).get("image_processor", {})
+    processor = read_json(folder / PREPROCESSOR) or read_json(folder / PROCESSOR).get(
+        "image_processor", {}
+    )
     return held, read_json(folder / CONFIG), processor
 
 
@@ -75,7 +87,15 @@ def read_file(path) -> dict[str, np.ndarray]:
             return {name: as_float32(file.get_tensor(name), name, path) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: fetch the whole folder again") from None
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        MemoryError,
+    ) as error:
         raise UserError(
             f"{path} can't be read as .safetensors ({one_line(error)[:160]}): fetch the file again"
         ) from error

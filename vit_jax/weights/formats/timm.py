@@ -1,4 +1,6 @@
-"""The .safetensors of timm: ViT with class token, mean or attention pooling, registers, and distilled DeiT."""
+"""The .safetensors of timm: ViT with class token, mean or attention pooling, registers, and
+distilled DeiT.
+"""
 
 import math
 import re
@@ -15,14 +17,23 @@ from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights
 PATCHES = "patch_embed.proj.weight"
 POOLS = {"token": "tok", "avg": "gap", "map": "map", "": "unpooled"}
 GELUS = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
-# What timm's table of models says of an entry, and a config.json, which holds only what differs from it, does not.
+# What timm's table of models says of an entry, and a config.json, which holds only what differs
+# from it, does not.
 HEADS = dict(
-    tiny=3, xsmall=4, wee=4, little=5, small=6, medium=8, mediumd=8, betwixt=10, base=12, so150m2=13, so150m=14
+    tiny=3,
+    xsmall=4,
+    wee=4,
+    little=5,
+    small=6,
+    medium=8,
+    mediumd=8,
+    betwixt=10,
+    base=12,
+    so150m2=13,
+    so150m=14,
 )
 HEADS |= dict(large=16, so400m=16, huge=16, giant=16, giantopt=16, gigantic=16)
-TANH = (
-    r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(so400m_patch16|giantopt_patch\d+)_siglip.*)"
-)
+TANH = r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(so400m_patch16|giantopt_patch\d+)_siglip.*)"
 ENTRIES = [
     (TANH, dict(act_layer="gelu_tanh")),
     (r"vit_base_patch16_gap_224", dict(num_heads=16)),
@@ -42,7 +53,9 @@ def rows(depth: int) -> list[Row]:
     """The name table."""
     qkv = fused("attn.qkv.", (f"{ATTENTION}/{name}" for name in ("query", "key", "value")))
     block = block_rows("norm1", qkv, "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-    block += [Row(f"ls{i}.gamma", (f"{BLOCK}/LayerScale_{part}/gamma",)) for i, part in ((1, 1), (2, 3))]
+    block += [
+        Row(f"ls{i}.gamma", (f"{BLOCK}/LayerScale_{part}/gamma",)) for i, part in ((1, 1), (2, 3))
+    ]
     return [
         Row("cls_token", ("cls",)),
         Row("dist_token", ("dist",)),
@@ -86,7 +99,9 @@ def entry_args(architecture: str) -> dict:
 
 
 def check_known(held: dict, args: dict, config: dict, path) -> None:
-    """Raises UserError where timm computes what no field of the model says, even if every array fits."""
+    """Raises UserError where timm computes what no field of the model says, even if every array
+    fits.
+    """
     found = [f"{name}={args[name]!r}" for name in UNKNOWN if args.get(name)]
     found += [f"norm_layer={args['norm_layer']!r}"] if args.get("norm_layer") not in NORMS else []
     if held[PATCHES].ndim == 4 and held[PATCHES].shape[1] != 3:
@@ -97,7 +112,8 @@ def check_known(held: dict, args: dict, config: dict, path) -> None:
     if found:
         name = config.get("architecture", "without a name")
         raise UserError(
-            f"{path} is timm's model {name} with {', '.join(found)}, which is not known here: choose another"
+            f"{path} is timm's model {name} with {', '.join(found)}, which is not known here: "
+            "choose another"
         )
 
 
@@ -144,7 +160,9 @@ def read(held: dict, config: dict, path, grid=None, image_size=None, num_heads=N
     fields["image_size"] = held_image_size(params, fields, path, grid, image_size, size, names)
     check_padding(args, fields, path)
     torch_layout.check_patch_size(args, fields, names["embedding/kernel"], path)
-    labels = class_names(given.get("label_names") or config.get("label_names") or (), fields["num_classes"])
+    labels = class_names(
+        given.get("label_names") or config.get("label_names") or (), fields["num_classes"]
+    )
     return Weights(params, fields, labels, format="timm", file_names=names)
 
 
@@ -159,8 +177,9 @@ def check_padding(args: dict, fields: dict, path) -> None:
     sides = zip(fields["image_size"], fields["patch_size"], strict=True)
     if args.get("dynamic_img_pad") and any(side % patch for side, patch in sides):
         raise UserError(
-            f"{path} pads images of {fields['image_size']} to patches of {fields['patch_size']} (dynamic_img_pad), "
-            "which is not known here: give an image_size= that the patches divide"
+            f"{path} pads images of {fields['image_size']} to patches of {fields['patch_size']} "
+            "(dynamic_img_pad), which is not known here: give an image_size= that the patches "
+            "divide"
         )
 
 
@@ -168,30 +187,44 @@ def class_names(given, num_classes: int) -> tuple[str, ...]:
     """Names by number, from a list or from {number: name}; () where some have none."""
     if isinstance(given, dict):
         given = {int(number): name for number, name in given.items()}
-        given = [given[i] for i in sorted(given)] if sorted(given) == list(range(len(given))) else []
+        given = (
+            [given[i] for i in sorted(given)] if sorted(given) == list(range(len(given))) else []
+        )
     if not isinstance(given, list | tuple):
         raise ValueError(f"label_names is {given!r}, no list")
     return tuple(map(str, given)) if len(given) == num_classes else ()
 
 
-def add_prefix_rows(params: dict, no_embed_class: bool | None, fields: dict, hints: list, is_named: bool) -> None:
-    """Gives the prefix tokens positions, zero, where the model was built with positions for patches only.
+def add_prefix_rows(
+    params: dict, no_embed_class: bool | None, fields: dict, hints: list, is_named: bool
+) -> None:
+    """Gives the prefix tokens positions, zero, where the model was built with positions for patches
+    only.
 
     Args:
       params: changed in place.
       no_embed_class: what config.json says; None: nothing, as an entry of timm's table may say it.
       fields: of the model.
       is_named: config.json names an entry of timm's table.
-      hints: grid as the user gives it, then image sizes, each None where unknown: whichever fits first decides.
+      hints: grid as the user gives it, then image sizes, each None where unknown: whichever fits
+        first decides.
     """
     prefix = sum(params[name].shape[1] for name in ("cls", "dist", "reg") if name in params)
     held = params[POSEMB].shape[1]
     (grid, *sizes), patch = hints, fields["patch_size"]
-    tokens = [math.prod(side // p for side, p in zip(create.pair(size), patch, strict=True)) for size in sizes if size]
+    tokens = [
+        math.prod(side // p for side, p in zip(create.pair(size), patch, strict=True))
+        for size in sizes
+        if size
+    ]
     tokens = [math.prod(grid), *tokens] if grid else tokens
     # Without any that fits: a square of patches, where only one way of counting gives one.
-    square = [count for count in (held - prefix, held) if count > 0 and math.isqrt(count) ** 2 == count]
-    square = square if is_named or fields["registers"] else []  # timm's default: positions for all tokens
+    square = [
+        count for count in (held - prefix, held) if count > 0 and math.isqrt(count) ** 2 == count
+    ]
+    square = (
+        square if is_named or fields["registers"] else []
+    )  # timm's default: positions for all tokens
     fitting = [count for count in (*tokens, *square) if count in (held, held - prefix)]
     if no_embed_class is None:
         no_embed_class = bool(fitting) and fitting[0] == held
@@ -209,20 +242,32 @@ def obstacles(weights: Weights, model) -> list[str]:
     found += [f"posemb={model.posemb}"] if model.posemb in ("learn2d", "relative") else []
     found += [f"posemb_at={model.posemb_at}"] if model.posemb_at != "stem" else []
     found += ["pre_logits"] if model.pre_logits else []
-    found += ["register tokens beside a distillation token"] if model.registers and model.distilled else []
-    found += ["a final LayerNorm behind the pooling of two tokens"] if model.fc_norm and model.distilled else []
+    found += (
+        ["register tokens beside a distillation token"]
+        if model.registers and model.distilled
+        else []
+    )
+    found += (
+        ["a final LayerNorm behind the pooling of two tokens"]
+        if model.fc_norm and model.distilled
+        else []
+    )
     return found
 
 
 def write(weights: Weights, model) -> tuple[dict, dict]:
-    """(arrays, configs): a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
+    """(arrays, configs): a folder that timm.create_model("local-dir:FOLDER", pretrained=True)
+    opens.
+    """
     params = dict(weights.params)
     if POSEMB not in params:
         params[POSEMB] = torch_layout.fixed_positions(model)
     pool = {ours: theirs for theirs, ours in POOLS.items()}[model.pool]
     args = dict(
         img_size=model.image_size,
-        patch_size=model.patch_size if model.patch_size[0] != model.patch_size[1] else model.patch_size[0],
+        patch_size=model.patch_size
+        if model.patch_size[0] != model.patch_size[1]
+        else model.patch_size[0],
         embed_dim=model.width,
         depth=model.depth,
         num_heads=model.num_heads,
@@ -233,7 +278,9 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         args["init_values"] = model.layer_scale
     if not model.distilled:
         has_cls = "cls" in params
-        args |= dict(global_pool=pool, class_token=has_cls, reg_tokens=model.registers, fc_norm=model.fc_norm)
+        args |= dict(
+            global_pool=pool, class_token=has_cls, reg_tokens=model.registers, fc_norm=model.fc_norm
+        )
     preprocess = dict(
         input_size=[3, *model.image_size],
         mean=model.mean,
@@ -246,7 +293,9 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         classifier=["head", "head_dist"] if model.distilled else "head",
     )
     config = dict(
-        architecture="deit_base_distilled_patch16_224" if model.distilled else "vit_base_patch16_224",
+        architecture="deit_base_distilled_patch16_224"
+        if model.distilled
+        else "vit_base_patch16_224",
         num_classes=model.num_classes,
         num_features=model.width,
         global_pool=pool,

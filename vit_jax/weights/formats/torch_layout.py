@@ -1,6 +1,7 @@
 """The same parameters in PyTorch's layouts: a table of names, read in both directions.
 
-A row pairs one array of the file with one of ours, or with several that the file keeps fused (query, key, value).
+A row pairs one array of the file with one of ours, or with several that the file keeps fused
+(query, key, value).
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ from vit_jax.weights.formats.weights import BLOCK
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """`kind` is the layout: plain; linear [out, in]; conv [out, in, h, w]; heads and out, of attention; rows."""
+    """`kind` is the layout: plain; linear [out, in]; conv [out, in, h, w]; heads and out, of
+    attention; rows.
+    """
 
     theirs: str
     ours: tuple[str, ...]
@@ -26,7 +29,10 @@ class Row:
 def layer(theirs: str, ours: str, kind: str) -> list[Row]:
     """Weight and bias of a layer."""
     bias = {"heads": "heads_bias"}.get(kind, "plain")
-    return [Row(f"{theirs}.weight", (f"{ours}/kernel",), kind), Row(f"{theirs}.bias", (f"{ours}/bias",), bias)]
+    return [
+        Row(f"{theirs}.weight", (f"{ours}/kernel",), kind),
+        Row(f"{theirs}.bias", (f"{ours}/bias",), bias),
+    ]
 
 
 def fused(theirs: str, ours: Iterable[str]) -> list[Row]:
@@ -95,15 +101,26 @@ def to_theirs(values: list[np.ndarray], row: Row) -> np.ndarray:
 
 
 def with_zero_biases(held: dict, rows: list[Row]) -> dict:
-    """`held` with zeros for the biases of the blocks' queries, keys and values, of models that are built without."""
-    biases = [row.theirs for row in rows if row.kind == "heads_bias" and row.ours[0].startswith("Transformer/")]
+    """`held` with zeros for the biases of the blocks' queries, keys and values, of models that are
+    built without.
+    """
+    biases = [
+        row.theirs
+        for row in rows
+        if row.kind == "heads_bias" and row.ours[0].startswith("Transformer/")
+    ]
     weights = {bias: held.get(f"{bias.removesuffix('bias')}weight") for bias in biases}
-    zeros = {bias: np.zeros(len(weight), np.float32) for bias, weight in weights.items() if weight is not None}
+    zeros = {
+        bias: np.zeros(len(weight), np.float32)
+        for bias, weight in weights.items()
+        if weight is not None
+    }
     return zeros | held
 
 
 def read(held: dict, rows: list[Row], heads: int, path, in_file=None) -> tuple[dict, dict]:
-    """(our parameters, name in the file by our name); names that no row has are passed on as they are.
+    """(our parameters, name in the file by our name); names that no row has are passed on as they
+    are.
 
     Args:
       held: arrays by the names of the table.
@@ -123,8 +140,8 @@ def read(held: dict, rows: list[Row], heads: int, path, in_file=None) -> tuple[d
             params |= zip(row.ours, to_ours(value, row, heads), strict=True)
         except (ValueError, IndexError):
             raise UserError(
-                f"{path} has {name} of shape {value.shape}, which is no {row.kind} weight of {heads} heads: "
-                "fetch the file again, or give the right num_heads="
+                f"{path} has {name} of shape {value.shape}, which is no {row.kind} weight of "
+                f"{heads} heads: fetch the file again, or give the right num_heads="
             ) from None
     return params | {in_file.get(name, name): value for name, value in held.items()}, file_names
 
@@ -136,13 +153,17 @@ def write(params: dict, rows: list[Row]) -> dict:
 
 
 def count_blocks(held: dict, pattern: str) -> int:
-    return 1 + max((int(match[1]) for name in held if (match := re.match(pattern, name))), default=-1)
+    return 1 + max(
+        (int(match[1]) for name in held if (match := re.match(pattern, name))), default=-1
+    )
 
 
 def choice(value, table: dict, what: str, path):
     if value not in table:
         known = ", ".join(map(repr, table))
-        raise UserError(f"{path}: config.json has {what}={value!r}, which is not known here: it knows {known}")
+        raise UserError(
+            f"{path}: config.json has {what}={value!r}, which is not known here: it knows {known}"
+        )
     return table[value]
 
 
@@ -151,7 +172,8 @@ def check_patch_size(config: dict, fields: dict, kernel: str, path) -> None:
     given = config.get("patch_size")
     if given and create.pair(given) != fields["patch_size"]:
         raise UserError(
-            f"{path}: config.json has patch_size={given}, but {kernel} is for {fields['patch_size']}: fetch both again"
+            f"{path}: config.json has patch_size={given}, but {kernel} is for "
+            f"{fields['patch_size']}: fetch both again"
         )
 
 

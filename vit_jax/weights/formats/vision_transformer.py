@@ -1,4 +1,6 @@
-"""The .npz files of vision_transformer (ViT and hybrids of arXiv 2010.11929 and 2106.10270, Mixer), and BiT's."""
+"""The .npz files of vision_transformer (ViT and hybrids of arXiv 2010.11929 and 2106.10270, Mixer),
+and BiT's.
+"""
 
 import logging
 import re
@@ -42,9 +44,13 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
     if mixer.is_mixer(held):
         return read_mixer(held, path, grid, image_size, "published")
     params, file_names = rename(held, published_name, path)
-    params = {name: value.reshape(-1) if is_group_norm(name) else value for name, value in params.items()}
+    params = {
+        name: value.reshape(-1) if is_group_norm(name) else value for name, value in params.items()
+    }
     fields = infer_fields(params, path, file_names)
-    fields["image_size"] = held_image_size(params, fields, path, grid, image_size, file_names=file_names)
+    fields["image_size"] = held_image_size(
+        params, fields, path, grid, image_size, file_names=file_names
+    )
     if fields["posemb"] == "sincos2d":
         log.warning("%s has no position embedding: fixed sines and cosines are taken", path)
     return Weights(params, fields, format="published", file_names=file_names)
@@ -96,7 +102,11 @@ def vit_obstacles(model) -> list[str]:
     found += [f"posemb_at={model.posemb_at}"] if model.posemb_at != "stem" else []
     found += ["a distillation token"] if model.distilled else []
     found += ["register tokens"] if model.registers else []
-    found += [f"a class token beside pool={model.pool}"] if model.class_token and model.pool != "tok" else []
+    found += (
+        [f"a class token beside pool={model.pool}"]
+        if model.class_token and model.pool != "tok"
+        else []
+    )
     found += ["a final LayerNorm behind the pooling (fc_norm)"] if model.fc_norm else []
     found += ["LayerScale"] if model.layer_scale else []
     found += [f"GELU by {model.gelu}"] if model.gelu != "tanh" else []
@@ -108,5 +118,6 @@ def write(weights: Weights) -> dict:
     if weights.fields["architecture"] == "bit":
         return bit.write(weights.params)
     return {
-        name: value.reshape(1, 1, 1, -1) if is_group_norm(name) else value for name, value in weights.params.items()
+        name: value.reshape(1, 1, 1, -1) if is_group_norm(name) else value
+        for name, value in weights.params.items()
     }

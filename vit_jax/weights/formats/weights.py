@@ -14,14 +14,18 @@ BLOCK = "Transformer/encoderblock_0"
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Parameters by published name (one entry per layer), and the constructor arguments of the model they fit."""
+    """Parameters by published name (one entry per layer), and the constructor arguments of the
+    model they fit.
+    """
 
     params: dict[str, np.ndarray]
     fields: dict
     class_names: tuple[str, ...] = ()
     loss: str = ""  # that they were trained with, where it is known
     format: str = "ours"
-    file_names: dict[str, str] = dataclasses.field(default_factory=dict)  # published name -> name in the file
+    file_names: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # published name -> name in the file
     path: str = ""  # where they were read from
 
 
@@ -52,7 +56,10 @@ def rename(held: dict, our_name, path) -> tuple[dict, dict]:
     for name, value in held.items():
         ours = our_name(name)
         if ours in params:
-            raise UserError(f"{path} has both {file_names[ours]} and {name}, which are one parameter: fetch it again")
+            raise UserError(
+                f"{path} has both {file_names[ours]} and {name}, which are one parameter: fetch it "
+                "again"
+            )
         params[ours], file_names[ours] = value, name
     return params, file_names
 
