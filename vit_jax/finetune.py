@@ -112,7 +112,7 @@ def matters(key: str) -> bool:
     return key != "optim.lr" and (workdir.is_fixed(key) or key.startswith(f"evals.{HELD_OUT}."))
 
 
-def kept_tries(path: epath.Path, about: dict) -> dict[str, float | None]:
+def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
     """What finetune.json holds; nothing where it is damaged: finished runs lie beside it and are
     not done again.
 
@@ -146,7 +146,7 @@ def choose(
         configs.flatten(configs.to_json(trial(config, lrs[0], share))),
     )
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
-    tried = kept_tries(path, about)
+    tried = load_trials(path, about)
     for lr in lrs:
         if f"{lr:g}" not in tried:
             tried[f"{lr:g}"] = attempt(trial(config, lr, share), folder / f"lr_{lr:g}")

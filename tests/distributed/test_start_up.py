@@ -41,7 +41,7 @@ def main():
         agreement.agree({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
         if what == "stall":
             for step in range(1, 2 if me else 4):
-                watch.place.begin(f"step {step}")
+                watch.progress.mark(f"step {step}")
             time.sleep(300)
         if what == "gone":
             from jax.experimental import multihost_utils

@@ -81,7 +81,7 @@ def train(
     """
     processes.start()
     mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
-    preflight.agree(dict(steps=steps), checkpoint.absolute(folder))
+    preflight.check(dict(steps=steps), checkpoint.absolute(folder))
     abstract, init, update = make(mesh)
     config = ml_collections.ConfigDict(
         dict(keep_last=2, keep_every=0, keep_best="", max_failures=max_failures)
@@ -99,7 +99,7 @@ def train(
         say(first=first, digest=digest(state))
         request, number = preemption.SaveRequest(), first
         for number in range(first + 1, steps + 1):
-            watchdog.place.begin(f"step {number}")
+            watchdog.progress.mark(f"step {number}")
             state, loss = update(state)
             say(step=number, loss=float(loss))
             stop = request.due()

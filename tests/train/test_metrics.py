@@ -15,7 +15,7 @@ from vit_jax.train import metrics
 log = logging.getLogger("vit_jax.test")
 
 TOTALS = {
-    "steps": 1200, "seconds": 3723.0, "aside": {"evaluation": 61.0, "checkpoints": 3.2},
+    "steps": 1200, "seconds": 3723.0, "paused": {"evaluation": 61.0, "checkpoints": 3.2},
     "perf/images_per_sec": 12345.6, "perf/images_per_sec_per_chip": 1543.2, "perf/mfu": 0.512,
     "perf/step_ms_p50": 83.04, "perf/step_ms_p95": 91.0, "perf/data_wait": 0.013, "perf/compile_s": 41.26,
     "perf/hbm_gib": 11.5,
@@ -108,7 +108,7 @@ def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, cap
 
 
 def test_what_is_not_known_is_left_out_and_no_steps_are_no_summary(tmp_path, capsys):
-    rows = dict(metrics.summary_rows(dict(steps=1, seconds=1.0, aside={})))
+    rows = dict(metrics.summary_rows(dict(steps=1, seconds=1.0, paused={})))
     assert list(rows) == ["steps"]
     metrics.show_summary(epath.Path(tmp_path), dict(steps=0))
     assert capsys.readouterr().err == ""

@@ -135,18 +135,18 @@ def test_evaluation_and_checkpoints_are_no_time_of_steps(monkeypatch):
     timer = StepTimer(8, 100.0, None, 1)
     device, source = Device(clock, compile_s=2.0), batches(clock, 0.0)
     steps(timer, device, source, [1.0] * 3)
-    with timer.aside("evaluation"):
+    with timer.paused("evaluation"):
         assert clock.now == 5.0, "the steps are done before"
         clock.now += 100.0
     steps(timer, device, source, [1.0])
-    with timer.aside("checkpoints"):
+    with timer.paused("checkpoints"):
         clock.now += 10.0
     timer.report()
     steps(timer, device, source, [1.0] * 4)
-    with timer.aside("evaluation"):
+    with timer.paused("evaluation"):
         clock.now += 100.0
     totals = timer.totals()
-    assert totals["aside"] == {"evaluation": 200.0, "checkpoints": 10.0}
+    assert totals["paused"] == {"evaluation": 200.0, "checkpoints": 10.0}
     assert (totals["steps"], totals["seconds"]) == (8, 220.0)
     assert totals["perf/images_per_sec"] == 8.0 and totals["perf/step_ms_p95"] == 1000.0
     assert totals["perf/compile_s"] == 2.0

@@ -154,7 +154,7 @@ def checksums(tree) -> dict[str, str]:
     held, is_spread = leaves(tree)
     own = {name: leaf.by_copy.get(0, 0) for name, leaf in held.items()}
     said = (
-        messages.to_leader("the checksums", json.dumps(own), messages.PATIENCE_S)
+        messages.gather("the checksums", json.dumps(own), messages.PATIENCE_S)
         if is_spread
         else None
     )
@@ -228,7 +228,7 @@ def added_up(own: dict[str, dict[int, int]]) -> dict[str, dict[str, int]]:
     lead.
     """
     total = collections.defaultdict(collections.Counter)
-    for text in messages.to_leader("the checksums", json.dumps(own), messages.PATIENCE_S) or ():
+    for text in messages.gather("the checksums", json.dumps(own), messages.PATIENCE_S) or ():
         for name, by_copy in json.loads(text).items():
             total[name].update(by_copy)
     return total

@@ -89,10 +89,10 @@ class Checkpointer:
 
         def meet(key: str, timeout_ms: int) -> None:
             error = sys.exception()  # of this process, for which the others need not wait
-            if error and messages.several():
-                messages.announce(failed)
+            if error and messages.is_multiprocess():
+                messages.signal(failed)
                 raise error
-            messages.meet(key, timeout_ms / 1000, unless=failed)
+            messages.barrier(key, timeout_ms / 1000, unless=failed)
 
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(self.policies),
@@ -185,7 +185,7 @@ class Checkpointer:
         """Keeps what went wrong with the save under way, and lets the other processes know."""
         self.problem = storage_problem(error) or one_line(error)[:300] or type(error).__name__
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 is gone
-            messages.announce(f"{FAILED_SAVE}/{self.opened}")
+            messages.signal(f"{FAILED_SAVE}/{self.opened}")
 
     def is_committed(self, step: int) -> bool:
         """Whether a save reached its commit, as process 0 sees it."""

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 OF_THE_MACHINE = re.compile(r"(.*\.)?data\.(data_dir|threads|prefetch|eval_cache_gib)")
 
 
-def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None:
+def check(facts: Mapping[str, object], folder: epath.Path | None = None) -> None:
     """Makes sure, once at the start, that all processes do the same; does nothing in a single one.
 
     Args:
@@ -35,7 +35,7 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     """
     if jax.process_count() == 1:
         return
-    index, address = jax.process_index(), messages.leader()
+    index, address = jax.process_index(), messages.leader_address()
     count, local = jax.process_count(), jax.local_device_count()
     log.info(
         "process %d of %d, led by process 0 at %s, %d local devices of %d",
@@ -50,7 +50,7 @@ def agree(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     if index == 0:
         mark.write_text(str(time.time_ns()))
     try:
-        messages.exchange("the start", "", processes.timeout())
+        messages.all_gather("the start", "", processes.timeout())
         compare(
             same
             | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"}
@@ -65,7 +65,7 @@ def compare(facts: dict[str, str]) -> None:
     odd one.
     """
     text = json.dumps(facts)
-    digests = messages.exchange(
+    digests = messages.all_gather(
         "the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout()
     )
     if len(set(digests)) == 1:
@@ -73,7 +73,7 @@ def compare(facts: dict[str, str]) -> None:
     usual = digests.index(collections.Counter(digests).most_common(1)[0][0])
     odd = [i for i, digest in enumerate(digests) if digest != digests[usual]]
     all_facts = [
-        json.loads(other) for other in messages.exchange("the start", text, processes.timeout())
+        json.loads(other) for other in messages.all_gather("the start", text, processes.timeout())
     ]
     others = f"; nor do processes {', '.join(map(str, odd[1:]))}" if odd[1:] else ""
     raise UserError(

@@ -18,46 +18,46 @@ from jax._src.distributed import global_state  # nothing public passes a word wi
 
 from vit_jax import cli, errors
 from vit_jax.distributed import messages, processes
-from vit_jax.distributed.messages import several
+from vit_jax.distributed.messages import is_multiprocess
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger(__name__)
 
 # A process that ends by an error of its own says so, which is read every POLL_S; process 0 leaves
 # LINGER_S later than the others, because its end is theirs. Where a computation fails because one
-# is gone, the roll is called for ROLL_S.
-POLL_S, LINGER_S, ROLL_S = 2, 6, 5
-FAILURE, PLACE, ROLL = "vit_jax/failure", "vit_jax/place", "vit_jax/roll"
+# is gone, the roll is called for PING_S.
+POLL_S, LINGER_S, PING_S = 2, 6, 5
+FAILURE, PROGRESS, PING = "vit_jax/failure", "vit_jax/progress", "vit_jax/ping"
 STALL = "VIT_JAX_STALL_TIMEOUT"
 # How computations fail whose partner is gone: on CPUs, GPUs, TPUs.
 LOST = re.compile("Gloo|NCCL|UNAVAILABLE|[Cc]onnection (reset|closed|refused)|peer")
 
 
-class Place:
+class Progress:
     """Where this process is in the run: how many things it has begun, as all processes do alike,
     and since when.
     """
 
     count, what, since = 0, "", 0.0
 
-    def begin(self, what: str) -> None:
+    def mark(self, what: str) -> None:
         self.since, self.what = time.monotonic(), what
         self.count += 1
 
     def write(self) -> None:
         text = json.dumps([self.count, self.what])
         global_state.client.key_value_set(
-            f"{PLACE}/{global_state.process_id}", text, allow_overwrite=True
+            f"{PROGRESS}/{global_state.process_id}", text, allow_overwrite=True
         )
 
 
-place = Place()  # of this process
+progress = Progress()  # of this process
 
 
 def each(items: Iterable, what: str) -> Iterator:
     """Yields the items; this process is at `what` with each of them."""
     for item in items:
-        place.begin(what)
+        progress.mark(what)
         yield item
 
 
@@ -83,50 +83,50 @@ def run(main: Callable[[], None], debug: bool) -> int:
     takes part in.
     """
 
-    def telling():
+    def reporting():
         try:
             with watching(stall_timeout()):
                 main()
         except errors.Preempted:  # all stop at one step
             raise
         except BaseException as error:
-            gone = lost(error)
-            tell(gone or error)
+            gone = find_dead_processes(error)
+            report_failure(gone or error)
             if gone:
                 raise gone from error
             raise
 
     try:
-        code = cli.run(telling, debug)
+        code = cli.run(reporting, debug)
     except BaseException:
         if not jax.distributed.is_initialized():
             raise
-        if word := told():  # what failed here is what the other one was needed for
-            code = repeat(word)
+        if word := read_failure():  # what failed here is what the other one was needed for
+            code = log_failure(word)
         else:
             traceback.print_exc()
             code = 1
     if code not in (0, errors.Preempted.exit_code) and jax.distributed.is_initialized():
-        leave(code)
+        exit_now(code)
     return code
 
 
-def lost(error: BaseException) -> UserError | None:
+def find_dead_processes(error: BaseException) -> UserError | None:
     """What to say where a computation failed because processes are gone: they don't answer when the
     roll is called.
     """
-    if not several() or not LOST.search(str(error)) or told():
+    if not is_multiprocess() or not LOST.search(str(error)) or read_failure():
         return None
     try:
-        global_state.client.key_value_set(f"{ROLL}/called", "", allow_overwrite=True)
-        time.sleep(ROLL_S)
+        global_state.client.key_value_set(f"{PING}/called", "", allow_overwrite=True)
+        time.sleep(PING_S)
         answered = {
-            name.rsplit("/", 1)[1] for name, _ in global_state.client.key_value_dir_get(ROLL)
+            name.rsplit("/", 1)[1] for name, _ in global_state.client.key_value_dir_get(PING)
         }
     except jax.errors.JaxRuntimeError:  # process 0 is gone, and so is this one soon
         return None
     missing = [i for i in range(global_state.num_processes) if str(i) not in answered]
-    if not missing or told():
+    if not missing or read_failure():
         return None
     return NegativeResult(
         f"process {', '.join(map(str, missing))} of {global_state.num_processes} is gone "
@@ -135,9 +135,9 @@ def lost(error: BaseException) -> UserError | None:
     )
 
 
-def tell(error: BaseException) -> None:
+def report_failure(error: BaseException) -> None:
     """Says to the other processes that this one ends."""
-    if not several():
+    if not is_multiprocess():
         return
     code = getattr(error, "exit_code", UserError.exit_code if errors.storage_problem(error) else 1)
     word = dict(
@@ -148,19 +148,23 @@ def tell(error: BaseException) -> None:
     try:
         global_state.client.key_value_set(FAILURE, json.dumps(word))
     except Exception as problem:  # another was first, or process 0 is gone
-        log.debug("not told: %s", problem)
+        log.debug("not read_failure: %s", problem)
 
 
-def told() -> dict | None:
-    """What another process said with `tell`, if one did."""
+def read_failure() -> dict | None:
+    """What another process said with `report_failure`, if one did."""
     try:
-        word = json.loads(global_state.client.key_value_try_get(FAILURE)) if several() else None
+        word = (
+            json.loads(global_state.client.key_value_try_get(FAILURE))
+            if is_multiprocess()
+            else None
+        )
     except Exception:  # nothing was said, or process 0 is gone
         return None
     return word if word and word["process"] != global_state.process_id else None
 
 
-def repeat(word: dict) -> int:
+def log_failure(word: dict) -> int:
     """Says why this process ends, too, on stderr and in its log; returns the exit code."""
     line = f"process {word['process']} of the job stopped: {word['error']}"
     print(f"error: {line}", file=sys.stderr)
@@ -181,9 +185,9 @@ def watching(stall_s: int) -> Iterator[None]:
     watcher = threading.Thread(target=watch, args=(stall_s, over), daemon=True)
 
     def end():
-        if several():
-            place.begin("the end")
-            messages.exchange("the end", "", processes.SHUTDOWN_S)
+        if is_multiprocess():
+            progress.mark("the end")
+            messages.all_gather("the end", "", processes.SHUTDOWN_S)
             over.set()
             watcher.join()
 
@@ -200,42 +204,42 @@ def watch(stall_s: int, over: threading.Event) -> None:
     """Ends this process soon after another has said that it failed, or when the job stands still."""
     messages.joined.wait()
     word, written = None, 0
-    while several() and not over.is_set() and not (word := told()):
+    while is_multiprocess() and not over.is_set() and not (word := read_failure()):
         with contextlib.suppress(
             jax.errors.JaxRuntimeError
         ):  # process 0 is gone, and so is this one soon
-            if place.count > written:
-                written = place.count
-                place.write()
-            answer_roll_call()
-            if place.count and time.monotonic() - place.since > stall_s:
+            if progress.count > written:
+                written = progress.count
+                progress.write()
+            respond_to_ping()
+            if progress.count and time.monotonic() - progress.since > stall_s:
                 word = dict(process=global_state.process_id, code=1, error=stalled(stall_s))
-                tell(NegativeResult(word["error"]))
+                report_failure(NegativeResult(word["error"]))
                 break
         over.wait(POLL_S)
     if word is None:
         return
     time.sleep(POLL_S)  # where all fail alike, each may say so itself
-    if several():
-        leave(repeat(word))
+    if is_multiprocess():
+        exit_now(log_failure(word))
 
 
-def answer_roll_call() -> None:
+def respond_to_ping() -> None:
     """Says that this process lives, where one asks; its computation may wait for ever."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody asks
-        global_state.client.key_value_try_get(f"{ROLL}/called")
+        global_state.client.key_value_try_get(f"{PING}/called")
         global_state.client.key_value_set(
-            f"{ROLL}/{global_state.process_id}", "", allow_overwrite=True
+            f"{PING}/{global_state.process_id}", "", allow_overwrite=True
         )
 
 
 def stalled(seconds: int) -> str:
     """Who keeps the others waiting."""
-    places = {i: [0, "its start"] for i in range(global_state.num_processes)}
-    for name, text in global_state.client.key_value_dir_get(PLACE):
-        places[int(name.rsplit("/", 1)[1])] = json.loads(text)
-    last, first = min(places.values()), max(places.values())
-    behind = [i for i, at in places.items() if at[0] == last[0]]
+    positions = {i: [0, "its start"] for i in range(global_state.num_processes)}
+    for name, text in global_state.client.key_value_dir_get(PROGRESS):
+        positions[int(name.rsplit("/", 1)[1])] = json.loads(text)
+    last, first = min(positions.values()), max(positions.values())
+    behind = [i for i, at in positions.items() if at[0] == last[0]]
     if last[0] == first[0]:
         where = f"all processes stand at {last[1]}"
     else:
@@ -243,10 +247,10 @@ def stalled(seconds: int) -> str:
     return f"the job has not moved for {seconds} s, {where}: see what it waits for; {STALL}=SECONDS waits longer"
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """Ends this process with `code` and without waiting for the others, process 0 last."""
-    waits = several() and global_state.process_id == 0
-    messages.joined.clear()  # nothing more is told or repeated
+    waits = is_multiprocess() and global_state.process_id == 0
+    messages.joined.clear()  # nothing more is read_failure or repeated
     if waits:
         time.sleep(LINGER_S)
     for stream in (sys.stdout, sys.stderr):

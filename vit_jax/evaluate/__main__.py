@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
             signal.SIGTERM, signal.SIG_DFL
         )  # of several processes JAX would keep it for a save
         with cli.logging_to(None):
-            preflight.agree(dict(configs.flatten(config)))
+            preflight.check(dict(configs.flatten(config)))
             scalars = evaluate(config)
         if jax.process_index() == 0:
             print(json.dumps(scalars, indent=2))

@@ -119,7 +119,7 @@ class Run:
         log.info("training from step %d", first)
         try:
             for number in range(first + 1, total + 1):
-                watchdog.place.begin(f"step {number}")
+                watchdog.progress.mark(f"step {number}")
                 profiler.before_step(number)
                 state, step_metrics = timer.step(self.train_step, state, timer.next_batch(batches))
                 bar.advance(number)
@@ -182,7 +182,7 @@ class Run:
         """Waits for the last save, and tries it again where it failed: no later state will stand
         for this one.
         """
-        with self.timer.aside("checkpoints"):
+        with self.timer.paused("checkpoints"):
             while not self.checkpointer.wait():
                 self.save(number, state, step_metrics, scalars)
 
@@ -200,7 +200,7 @@ class Run:
 
         if not any(map(wanted, self.evals)):
             return {}
-        with self.timer.aside("evaluation"):
+        with self.timer.paused("evaluation"):
             return suite.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
 
     def save(
@@ -209,14 +209,14 @@ class Run:
         """Saves a state that is known to be sound; returns the time that it held the loop up, for
         the next line.
         """
-        watchdog.place.begin(f"the save of step {number}")
+        watchdog.progress.mark(f"the save of step {number}")
         self.look(number, step_metrics)
         if not states.is_finite(state):
             raise NegativeResult(
                 f"the state after step {number} is not finite, though loss and gradients were: it "
                 "is not saved, and earlier checkpoints are sound; lower optim.lr"
             )
-        with self.timer.aside("checkpoints"):
+        with self.timer.paused("checkpoints"):
             return self.checkpointer.save(number, states.as_dict(state), self.meta, scalars)
 
 
@@ -231,7 +231,7 @@ def train(config, folder: epath.Path) -> None:
     tx, schedule = experiment.make_optimizer(config, model, total_steps)
     opened = suite.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
     workdir.check(folder, config, source.fingerprint)
-    preflight.agree(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(
         config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh
     ):

@@ -195,7 +195,7 @@ def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
     rows += row("data wait", "{:.1%} of the time of the steps", "perf/data_wait")
     rows += row("compilation", "{:.1f} s", "perf/compile_s")
     rows += row("device memory", "{:.2f} GiB at the peak", "perf/hbm_gib")
-    return rows + [(name, duration(seconds)) for name, seconds in totals["aside"].items()]
+    return rows + [(name, duration(seconds)) for name, seconds in totals["paused"].items()]
 
 
 def show_summary(workdir: epath.Path, totals: dict) -> None:

@@ -71,7 +71,7 @@ def is_finite(state: step.TrainState):
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
 
 
-def brought_here(state: dict, model, abstract) -> step.TrainState:
+def to_this_layout(state: dict, model, abstract) -> step.TrainState:
     """A restored state in the layer layout of this run, and where it belongs."""
     if jax.tree.structure(state) == jax.tree.structure(as_dict(abstract)):
         return step.TrainState(**state)
@@ -119,7 +119,7 @@ def branched_state(
         )
     state = checkpoint.read_state(folder, saved_as)
     log.info("branches off from %s", folder)
-    return meta["step"], brought_here(state, model, abstract)
+    return meta["step"], to_this_layout(state, model, abstract)
 
 
 def pretrained_state(config, model, tx, abstract) -> step.TrainState:
@@ -148,7 +148,7 @@ def start_state(
         )
 
     if restored := checkpointer.restore(saved_as):
-        return restored[0], brought_here(restored[1], model, abstract)
+        return restored[0], to_this_layout(restored[1], model, abstract)
     if config.branch_from:
         return branched_state(config, total_steps, saved_as, model, abstract)
     if config.init_from:

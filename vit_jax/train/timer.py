@@ -26,7 +26,7 @@ def hbm_gib() -> dict[str, float]:
 
 class Span:
     """What the steps of a stretch of training took. Seconds are of training alone, without what
-    `aside` times.
+    `paused` times.
     """
 
     def __init__(self):
@@ -60,7 +60,7 @@ class StepTimer:
         """
         self.batch_size, self.train_flops, self.peak_flops = batch_size, train_flops, peak_flops
         self.num_devices = num_devices
-        self.since_report, self.in_all, self.aside_s = Span(), Span(), {}
+        self.since_report, self.in_all, self.paused_s = Span(), Span(), {}
         self.running: collections.deque = collections.deque()
         self.compile_s, self.compile_reported = None, False
         self.begun = time.perf_counter()
@@ -104,7 +104,7 @@ class StepTimer:
         self.ends = array.array("d")
 
     @contextlib.contextmanager
-    def aside(self, what: str):
+    def paused(self, what: str):
         """Times something that is no step, such as an evaluation."""
         self.pause()
         start = time.perf_counter()
@@ -112,7 +112,7 @@ class StepTimer:
             yield
         finally:
             self.resume()
-            self.aside_s[what] = self.aside_s.get(what, 0.0) + self.resumed - start
+            self.paused_s[what] = self.paused_s.get(what, 0.0) + self.resumed - start
 
     def report(self) -> dict[str, float]:
         """Metrics of the steps since the last report; waits for them."""
@@ -142,14 +142,14 @@ class StepTimer:
         return scalars
 
     def totals(self) -> dict:
-        """Metrics of all steps, and `steps`, `seconds` since the start, and `aside`: seconds by
+        """Metrics of all steps, and `steps`, `seconds` since the start, and `paused`: seconds by
         what was timed.
         """
         last = self.report()
         compiled = {} if self.compile_s is None else {"perf/compile_s": self.compile_s}
         found = last | self.speed(self.in_all) | compiled
         return found | dict(
-            steps=self.in_all.steps, seconds=time.perf_counter() - self.begun, aside=self.aside_s
+            steps=self.in_all.steps, seconds=time.perf_counter() - self.begun, paused=self.paused_s
         )
 
 

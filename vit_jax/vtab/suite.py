@@ -231,7 +231,7 @@ def run_tasks(suite: Suite, runs: Sequence[tuple[str, int]], results: report.Res
                 ahead,
                 pool.submit(suite.load, tasks[number][0]) if number < len(tasks) else None,
             )
-            watchdog.place.begin(f"task {name}")
+            watchdog.progress.mark(f"task {name}")
             log.info("task %s, %d of %d", name, number, len(tasks))
             try:
                 found = suite.run(name, seeds, *loading.result())
@@ -257,7 +257,7 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
     """
     check_config(config)
     workdir.check(folder, config, "vtab", is_fixed)
-    preflight.agree(dict(configs.flatten(config)) | dict(tasks=",".join(names)), folder)
+    preflight.check(dict(configs.flatten(config)) | dict(tasks=",".join(names)), folder)
     # Every process has devices and runs of its own: nothing is sent between them.
     mesh = meshes.make_mesh(config.mesh, jax.local_devices())
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
@@ -271,6 +271,6 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
         workdir.claim(folder, config, "vtab")
         run_tasks(suite, share(todo, jax.process_index(), jax.process_count()), results)
     while results.missing(names):
-        watchdog.place.begin("the runs of other processes")
+        watchdog.progress.mark("the runs of other processes")
         time.sleep(WAIT_S)
     return results.publish()

@@ -228,7 +228,7 @@ class Finetuner:
             pending.append(metrics["train/skipped_in_row"])
             if len(pending) > AHEAD:
                 pending.pop(0).block_until_ready()
-                watchdog.place.begin(f"step {number} of {setting}")
+                watchdog.progress.mark(f"step {number} of {setting}")
         if skipped := int(state.skipped_steps):
             log.warning("%s: %d updates were not finite and left out", setting, skipped)
         if int(state.skipped_in_row):
