@@ -43,7 +43,7 @@ def test_the_length_given_on_the_command_line_replaces_that_of_the_file(tiny):
 
 
 BAD_ARGUMENTS = {
-    "--config.foo=1": "config key foo is unknown in the command line: known are accum_steps, branch_from, ch",
+    "--config.foo=1": "config key foo is unknown on the command line: known are accum_steps, branch_from, ch",
     "--config.data.batchsize=1": "did you mean data.batch_size",
     "--config.data.batch_size=1.5": "data.batch_size=1.5",
     "--config.model.scan=maybe": "model.scan=maybe",
@@ -51,8 +51,8 @@ BAD_ARGUMENTS = {
     "--config.optim.lr=nan": "optim.lr=nan is outside",
     "--config.optim.lr=-1": "optim.lr=-1.0 is outside",
     "--config.model.dropout=1": "model.dropout=1.0 is outside",
-    "--config.loss=l2": "loss='l2' is none of softmax_xent, sigmoid_xent",
-    "--config.optim.name=lion": "optim.name='lion' is none of adam, sgd",
+    "--config.loss=l2": "loss='l2' is not one of softmax_xent, sigmoid_xent",
+    "--config.optim.name=lion": "optim.name='lion' is not one of adam, sgd",
     "--config.optim.momentum=0.5": "optim.momentum .* has no effect with optim.name=adam",
     "--config.optim.end_lr=0.5": "optim.end_lr .* has no effect with optim.schedule=cosine",
     "--config.evals.val.data.fraction=0.5": "fraction .* has no effect with evals.val.data.crop=resize",
@@ -60,10 +60,10 @@ BAD_ARGUMENTS = {
     "--config.evals.other.every=3": "evals.other.every belongs to an evaluation that the config file does not have",
     "--config.accum_steps=5": "data.batch_size=64 is not divisible by accum_steps=5",
     "--config.accum_steps=0": "accum_steps=0 is outside",
-    "--config.checkpoint.keep_best=top1": "keep_best='top1' names no metric of evals: possible are eval/val/top1",
-    "--config.optim.wd_mults=(('(',1.0),)": r"optim.wd_mults has '\(', no regular expression",
-    "--config.optim.lr_mults=(('a.**',1.0),)": r"optim.lr_mults has 'a\.\*\*', no regular expression",
-    "--config.optim.frozen=[": r"optim.frozen has '\[', no regular expression",
+    "--config.checkpoint.keep_best=top1": "keep_best='top1' is not a metric of evals: possible are eval/val/top1",
+    "--config.optim.wd_mults=(('(',1.0),)": r"optim.wd_mults has '\(', which is not a valid regular",
+    "--config.optim.lr_mults=(('a.**',1.0),)": r"optim.lr_mults has 'a\.\*\*', which is not a valid regular",
+    "--config.optim.frozen=[": r"optim.frozen has '\[', which is not a valid regular",
     "--config.optim.lr_mults=(('a',0),)": "lr_mults has a number 0, not one from 1e-12",
     "--config.optim.wd_mults=(('a',-1.0),)": "wd_mults has a number -1.0, not one from 0",
     "--config.optim.lr_mults=(('a','b'),)": "lr_mults has a number 'b', not one",
@@ -76,13 +76,13 @@ BAD_ARGUMENTS = {
     "--config.optim.power=2": "optim.power .* has no effect with optim.schedule=cosine",
     "--config.optim.shift=2": "optim.shift .* has no effect with optim.schedule=cosine",
     "--config.data={}": "config key data is unknown",
-    "--config.data.subset=ten": "data.subset='ten' is neither a share as 10% nor a number",
+    "--config.data.subset=ten": "data.subset='ten' is neither a share such as 10% nor a number",
     "--config.data.repeats=3": "data.batch_size=64 is not divisible by data.repeats=3",
     "--config.data.name=mixture": "data.mixture is empty with data.name=mixture",
     "--config.data.mixture=(('digits',1.0),)": "data.mixture .* has no effect with data.name=digits",
     "--config.data.color_jitter=0.5": "data.color_jitter .* has no effect with data.three_augment=False",
     "--config.data.erase=2": "data.erase=2.0 is outside",
-    "--config.data.method=cubic": "data.method='cubic' is none of bilinear, bicubic",
+    "--config.data.method=cubic": "data.method='cubic' is not one of bilinear, bicubic",
     "--config.optim.lr": "optim.lr",
     "extra": "argument 'extra' is not understood",
 }
@@ -170,7 +170,10 @@ BAD_FILES = {
     "lr=1e-3": ("lr='1e-3'", "optim.lr expects float, got '1e-3'"),
     "warmup_steps=2": ("momentum=0.9", "optim.momentum in the config file has no effect"),
     "every=6": ("cadence=6", "evals.val.cadence is unknown"),
-    'split="val"': ('split="val", crop="inception"', "crop='inception' is none of resize, central"),
+    'split="val"': (
+        'split="val", crop="inception"',
+        "crop='inception' is not one of resize, central",
+    ),
     "return config": ("return 1 / 0", "get_config fails: ZeroDivisionError"),
     "import ml_collections": ("import no_such_module", "fails to run: ModuleNotFoundError"),
     "def get_config": ("def other", "has no function get_config"),
@@ -232,12 +235,11 @@ def test_every_default_is_read_somewhere():
     assert not unread
 
 
-def test_tables_name_known_keys_and_defaults_pass_their_own_checks():
-    known = configs.known_keys()
-    for table in (configs.BRANCHES, configs.CHOICES, configs.RANGES):
-        assert set(table) <= set(known)
-    for key, value in known.items():
-        assert configs.check_value(key, value, "defaults") == value
+def test_declarations_name_known_keys_and_defaults_pass_their_own_checks():
+    for name, key in configs.KEYS.items():
+        assert set(key.only_if) <= set(configs.KEYS), name
+        assert key.check(key.default) == key.default, name
+        assert key.meaning, name
 
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
@@ -257,8 +259,8 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
         "model.droppath_shape": encoder.DROPPATH_SHAPES,
     }
     for key, table in tables.items():
-        assert set(configs.CHOICES[key]) == set(table), key
-    assert set(configs.CHOICES["model.pool"]) <= set(vit.POOLS)
+        assert set(configs.KEYS[key].choices) == set(table), key
+    assert set(configs.KEYS["model.pool"].choices) <= set(vit.POOLS)
 
 
 def test_an_evaluation_of_defaults_alone_is_kept(tmp_path):
@@ -273,3 +275,15 @@ def test_a_config_that_is_no_dict_is_named(result, tmp_path):
     path.write_text(f"def get_config():\n    return {result}\n")
     with pytest.raises(UserError, match="it must return a dict"):
         configs.load(str(path))
+
+
+def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
+    free = {name for name, key in configs.KEYS.items() if key.resume}
+    groups = {"mesh", "checkpoint", "evals", "profile"}
+    assert {name for name in free if name.split(".")[0] not in groups} == {
+        *("accum_steps", "log_every", "max_skipped", "topology"),
+        *("model.remat", "model.remat_names", "model.scan"),
+        *("data.data_dir", "data.on_corrupt", "data.threads"),
+        *("data.prefetch", "data.eval_cache_gib"),
+    }
+    assert {name for name in configs.KEYS if name.split(".")[0] in groups} <= free

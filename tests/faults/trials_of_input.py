@@ -12,7 +12,8 @@ from conftest import TINY
 from processes_at_hand import expect
 
 from vit_jax import config as configs
-from vit_jax.config.rules import BRANCHES, CHOICES, PAIRS, RANGES
+from vit_jax.config import KEYS
+from vit_jax.config.key import LARGEST
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
 
@@ -46,8 +47,14 @@ def wrong_type(chance, known) -> list[str]:
 
 
 def out_of_range(chance, known) -> list[str]:
-    key = chance.choice([key for key in RANGES if key not in PAIRS])
-    low, high = RANGES[key]
+    key = chance.choice(
+        [
+            name
+            for name, key in KEYS.items()
+            if key.within != (0, LARGEST) and not key.pairs and not key.items
+        ]
+    )
+    low, high = KEYS[key].within
     off = chance.choice(
         (low - 1, low - 10**6, high + 1 if isinstance(high, int) else high + 0.5, high * 10 + 1)
     )
@@ -55,7 +62,9 @@ def out_of_range(chance, known) -> list[str]:
 
 
 def no_choice(chance, known) -> list[str]:
-    key = chance.choice([key for key, allowed in CHOICES.items() if isinstance(allowed[0], str)])
+    key = chance.choice(
+        [name for name, key in KEYS.items() if key.choices and isinstance(key.default, str)]
+    )
     return [f"--config.{called(key)}={word(chance)}q"]
 
 
@@ -70,13 +79,13 @@ def misspelt(chance, known) -> list[str]:
 def other_branch(chance, known) -> list[str]:
     key = chance.choice(
         [
-            key
-            for key, (selector, allowed) in BRANCHES.items()
-            if selector in CHOICES and key not in PAIRS
+            name
+            for name, key in KEYS.items()
+            if not key.pairs and any(KEYS[selector].choices for selector in key.only_if)
         ]
     )
-    selector, allowed = BRANCHES[key]
-    other = chance.choice([value for value in CHOICES[selector] if value not in allowed])
+    ((selector, allowed),) = KEYS[key].only_if.items()
+    other = chance.choice([value for value in KEYS[selector].choices if value not in allowed])
     value = known[key] if not isinstance(known[key], tuple) else "('a',)"
     return [f"--config.{called(selector)}={other}", f"--config.{called(key)}={value}"]
 

@@ -1,33 +1,39 @@
-"""Every key of a config, and the way from a file and command-line overrides to one locked, checked
-config.
-"""
+"""Every key of a config, and the way from a file and overrides to one checked config."""
 
 from vit_jax.config.defaults import (
+    KEYS,
+    MODEL,
     as_tuple,
     defaults,
     eval_defaults,
+    find,
     flatten,
     generic,
     known_keys,
+    may_change,
+    may_differ_by_host,
+    shapes_state,
     vtab_defaults,
 )
 from vit_jax.config.load import check_key, check_value, import_file, load, to_json
-from vit_jax.config.rules import BRANCHES, CHOICES, RANGES
 
 __all__ = [
-    "BRANCHES",
-    "CHOICES",
-    "RANGES",
+    "KEYS",
+    "MODEL",
     "as_tuple",
     "check_key",
     "check_value",
     "defaults",
     "eval_defaults",
+    "find",
     "flatten",
     "generic",
     "import_file",
     "known_keys",
     "load",
+    "may_change",
+    "may_differ_by_host",
+    "shapes_state",
     "to_json",
     "vtab_defaults",
 ]

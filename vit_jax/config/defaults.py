@@ -1,225 +1,346 @@
-"""Every default once."""
+"""Every key of a config, once: its default, what it means, which values it may have, when it
+counts, and what depends on it (the fields of `Key`). All else about keys is derived from here.
+
+    name=key(default, meaning, choices, within=(smallest, largest), only_if={key: values}, ...)
+
+Numbers without a range are from 0 to 2^31 - 1. A key with `resume=True` may have another value when
+a run is continued; one without may not.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
 
 import ml_collections
 
+from vit_jax.config.key import LARGEST, Key, together
+
+key = Key  # in lower case, as it is written for every key below
+DTYPES = ("float32", "bfloat16")
+BELOW_1 = (0.0, 1.0 - 1e-9)
+DROP = (0.0, 0.999)
+SHARE = (0.0, 1.0)
+POSITIVE = (1e-12, 1e6)
+COUNT = (1, LARGEST)
+SIZE = (-1, LARGEST)  # of a mesh axis
+
+INCEPTION = {"data.crop": ("inception",)}
+RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
+ADAM = {"optim.name": ("adam", "lamb")}
+SGD = {"optim.name": ("sgd",)}
+MOMENTUM = {"optim.name": ("sgd", "adafactor")}
+ADAFACTOR = {"optim.name": ("adafactor",)}
+RSQRT = {"optim.schedule": ("rsqrt",)}
+CLASSIFICATION = {"evals.*.type": ("classification",)}
+FEWSHOT = {"evals.*.type": ("fewshot",)}
+KNN = {"evals.*.type": ("knn",)}
+FROM_FEATURES = {"evals.*.type": ("fewshot", "knn", "linear_probe")}
+
+# fmt: off
+RUN = dict(
+    seed=key(0, "of initialisation, data order, augmentation and dropout"),
+    prng=key("threefry2x32", "random numbers of dropout and of augmentation on the device; initial "
+             "weights always come from threefry", {
+                 "threefry2x32": "the same numbers everywhere",
+                 "rbg": "cheaper on TPUs, but the same numbers only for the same chips, mesh and "
+                        "compiler, and dropout in steps of 1/256"}),
+    topology=key("", "the TPU pod that a recipe is meant for, such as v5e:16x16; `vit_jax.plan` "
+                 "compiles for it", resume=True),
+    total_steps=key(0, "updates; set this or total_epochs"),
+    total_epochs=key(0.0, "passes over the training data, counting repeats; set this or "
+                     "total_steps", vtab=False),
+    image_size=key(224, "side in pixels, at training and evaluation; 0 in evaluate: that of the "
+                   "weights", within=(0, 65_536), state=True),
+    init_from=key("", "start from these weights: anything that `vit_jax.from_pretrained` reads"),
+    branch_from=key("", "WORKDIR/checkpoints/STEP of another run: continue from its weights, "
+                    "optimizer and step, perhaps with another schedule", vtab=False),
+    init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
+                   "'': none"),
+    accum_steps=key(1, "microbatches per update", within=COUNT, resume=True),
+    loss=key("softmax_xent", "classification loss", {
+        "softmax_xent": "softmax cross-entropy",
+        "sigmoid_xent": "binary cross-entropy, summed over classes",
+        "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"}),
+    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off"),
+    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
+    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
+    log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    max_skipped=key(10, "updates skipped in a row, because loss or gradients are not finite, that "
+                    "end the run", within=COUNT, resume=True),
+)
+
+MODEL = together(state=True, keys=dict(
+    variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16"),
+    width=key(0, "embedding width; 0: the variant's"),
+    depth=key(0, "encoder blocks; 0: the variant's"),
+    mlp_dim=key(0, "width of the MLP; 0: the variant's"),
+    num_heads=key(0, "attention heads; 0: the variant's"),
+    num_classes=key(0, "outputs of the head; 0: as many as the data set has"),
+    pool=key("tok", "what the head reads", {
+        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
+    class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
+    distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
+    registers=key(0, "further tokens that no head reads", like_weights=True),
+    posemb=key("learn", "position embedding", {
+        "learn": "one row per token", "learn2d": "by row and column", "relative": "by distance",
+        "sincos2d": "fixed sin-cos", "none": ""}, like_weights=True),
+    posemb_at=key("stem", "where it is added", {
+        "stem": "once, before the encoder", "every": "each block has its own",
+        "shared": "each block adds the same"},
+        only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
+    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
+    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
+    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
+    fc_norm=key(False, "the final LayerNorm comes after the pooling"),
+    gelu=key("tanh", "form of GELU", {
+        "tanh": "the approximation of the published code",
+        "erf": "exact, as in timm and Hugging Face"}, like_weights=True),
+    ln_eps=key(1e-6, "epsilon of LayerNorm", like_weights=True),
+    mean=key((0.5, 0.5, 0.5), "of the pixels, 0 to 1, as the model expects", like_weights=True),
+    std=key((0.5, 0.5, 0.5), "their standard deviation", like_weights=True),
+    layer_scale=key(0.0, "initial value of LayerScale, a learned factor per channel of each "
+                    "residual branch; 0: none"),
+)) | dict(
+    dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
+                within=DROP, train_only=True),
+    droppath=key(0.0, "stochastic depth of the last block", within=DROP, train_only=True),
+    droppath_shape=key("linear", "stochastic depth by block", {
+        "linear": "from 0 in the first block", "constant": "the same in all"}, train_only=True),
+    scan=key(False, "one compiled block for all layers: compiles faster", resume=True),
+    remat=key("none", "what is saved for the backward pass; the rest is computed again", {
+        "none": "the compiler decides", "names": "the results in remat_names",
+        "dots": "results of matrix products with parameters", "full": "only the input of a block"},
+        resume=True, train_only=True),
+    remat_names=key(("query", "key", "value", "attended", "hidden"), "of these; attended: the "
+                    "output of attention; hidden: in the MLP",
+                    only_if={"model.remat": ("names",)}, resume=True, train_only=True),
+    dtype=key("float32", "of activations and matrix products", DTYPES),
+    softmax_dtype=key("float32", "of the softmax in attention", DTYPES),
+    attention=key("auto", "how attention is computed", {
+        "auto": "by tokens, platform and dtype",
+        "einsum": "memory grows with the square of the tokens",
+        "splash": "TPU", "cudnn": "NVIDIA", "blockwise": "any platform"}),
+)
+
+DATA = dict(
+    name=key("digits", "digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name"),
+    data_dir=key("", "where TFDS data are; '': the default of TFDS", resume=True, per_host=True),
+    split=key("train", "a split, or a slice of one such as train[:99%]", vtab=False),
+    mixture=key((), "(NAME@SPLIT, weight) pairs", pairs=(str, float), within=(1e-9, 1e9),
+                only_if={"data.name": ("mixture",)}, vtab=False),
+    subset=key("", "a random part with the classes in proportion, such as 10% or 5000; '': all",
+               vtab=False),
+    subset_seed=key(0, "which part", vtab=False),
+    num_examples=key(0, "in the split; 0: ask the data", vtab=False),
+    batch_size=key(1024, "global, all devices together", within=COUNT),
+    repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",
+                within=(1, 64), vtab=False),
+    crop=key("inception", "how a training image is cropped", {
+        "inception": "random area and aspect ratio", "random": "a 7/8 crop",
+        "simple": "resize the shorter side, reflect the border, crop",
+        "resize": "the whole image"}),
+    method=key("bilinear", "of resizing", {"bilinear": "", "bicubic": "antialiased"}, vtab=False),
+    area_min=key(0.05, "smallest share of the image in an inception crop", within=(1e-6, 1.0),
+                 only_if=INCEPTION, vtab=False),
+    flip=key(True, "flip with probability 0.5"),
+    randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4)),
+    randaug_magnitude=key(10.0, "their strength", within=(0.0, 30.0), only_if=RANDAUGMENT),
+    three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter"),
+    color_jitter=key(0.3, "largest relative change of brightness, contrast and saturation",
+                     within=SHARE, only_if={"data.three_augment": (True,)}),
+    erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE),
+    on_corrupt=key("error", "for an image that can't be decoded", {
+        "error": "end the run", "skip": "count and list it"}, resume=True),
+    threads=key(0, "host threads that read and decode; 0: one per core", within=(0, 1024),
+                resume=True, per_host=True),
+    prefetch=key(2, "batches ready on the device", within=(1, 1000), resume=True, per_host=True),
+    eval_cache_gib=key(2.0, "memory of each host for decoded evaluation images, which are then "
+                       "decoded once; 0: none", resume=True, per_host=True, vtab=False),
+)
+
+OPTIM = dict(
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True),
+    lr=key(1e-3, "base learning rate", within=POSITIVE),
+    lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "
+                 "parameter scales its learning rate", pairs=(str, float), within=POSITIVE),
+    layer_decay=key(1.0, "factor from the learning rate of each layer to that of the layer before; "
+                    "1: off", within=(1e-3, 1.0)),
+    frozen=key("", "a pattern: parameters that match do not change or decay, and have no optimizer "
+               "state; '': none", state=True),
+    schedule=key("cosine", "of the learning rate", (
+        "cosine", "linear", "polynomial", "rsqrt", "stair", "constant")),
+    warmup_steps=key(0, "from 0 to lr"),
+    cooldown_steps=key(0, "to 0 at the end"),
+    end_lr=key(0.0, "where it ends", only_if={"optim.schedule": ("linear", "polynomial")}),
+    power=key(1.0, "exponent", within=(1e-3, 1e3), only_if={"optim.schedule": ("polynomial",)}),
+    timescale=key(10_000, "steps in which the learning rate falls to lr / sqrt(2)", within=COUNT,
+                  only_if=RSQRT),
+    shift=key(0, "steps by which the schedule starts later on its curve", only_if=RSQRT),
+    stairs=key((), "(step, factor) pairs: from the step on, lr is multiplied by the factor",
+               pairs=(int, float), only_if={"optim.schedule": ("stair",)}),
+    wd=key(0.0, "decoupled weight decay"),
+    wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
+                    "schedule only (big_vision)",
+                    only_if={"optim.name": ("adam", "sgd", "adafactor")}),
+    wd_mults=key(((".*/kernel", 1.0),), "pairs like lr_mults; the rest does not decay",
+                 pairs=(str, float)),
+    grad_clip_norm=key(0.0, "largest global norm of the gradient; 0: off"),
+    ema_decay=key(0.0, "Polyak averaging; 0: off", within=BELOW_1),
+    momentum_dtype=key("float32", "of the first moment", DTYPES, state=True),
+    b1=key(0.9, "decay of the first moment", within=BELOW_1, only_if=ADAM),
+    b2=key(0.999, "decay of the second moment", within=BELOW_1, only_if=ADAM),
+    eps=key(1e-8, "added to the root of the second moment", within=(1e-30, 1.0), only_if=ADAM),
+    momentum=key(0.9, "0: none, and no memory", within=BELOW_1, only_if=MOMENTUM, state=True),
+    nesterov=key(False, "Nesterov momentum", only_if=SGD),
+    beta2_cap=key(0.999, "largest decay of the second moment", within=BELOW_1, only_if=ADAFACTOR),
+    clipping_threshold=key(0.0, "largest RMS of an array's update; 0: off", only_if=ADAFACTOR),
+)
+
+MESH = together(resume=True, keys=dict(
+    replica=key(1, "copies of the model across slow links", within=SIZE),
+    data=key(-1, "data parallel; -1: the devices that remain", within=SIZE),
+    fsdp=key(1, "data parallel with sharded parameters and optimizer", within=SIZE),
+    tensor=key(1, "heads and MLP split over devices", within=SIZE),
+    zero=key(False, "optimizer and averaged parameters are also split over data (ZeRO-1)"),
+))
+
+CHECKPOINT = together(resume=True, vtab=False, keys=dict(
+    every=key(1000, "steps between checkpoints; 0: only at the end"),
+    keep_last=key(2, "newest checkpoints kept", within=COUNT),
+    keep_every=key(0, "also keep every checkpoint at a multiple of this; 0: off"),
+    keep_best=key("", "also keep the best by this metric, such as eval/val/top1; '': off"),
+    max_failures=key(3, "saves in a row that may fail, for example on a full disk; the last of "
+                     "them ends the run", within=COUNT),
+))
+
+PROFILE = together(resume=True, vtab=False, keys=dict(
+    first_step=key(10, "step at which the profiler window opens"),
+    num_steps=key(0, "steps in it; 0: no profile"),
+))
+
+# One entry of `config.evals`, by the user's name for it.
+EVAL = together(resume=True, keys=dict(
+    type=key("classification", "what is measured; all but the first learn from frozen features of "
+             "data.train_split", {
+        "classification": "top1, loss, count", "fewshot": "ridge regression",
+        "knn": "nearest neighbours", "linear_probe": "logistic regression"}, vtab=False),
+    every=key(0, "steps between evaluations; 0: only at the end", vtab=False),
+    among=key("all", "the classes to choose between", {
+        "all": "", "present": "those that occur in the data"}, only_if=CLASSIFICATION, vtab=False),
+    shots=key((5, 10, 25), "training examples per class", items=int, within=COUNT, only_if=FEWSHOT),
+    seeds=key(3, "choices of these, over which the accuracy is averaged", within=(1, 1000),
+              only_if=FEWSHOT),
+    l2=key(1024.0, "weight of the penalty", within=(1e-12, 1e12), only_if=FEWSHOT),
+    neighbours=key(20, "how many vote", within=COUNT, only_if=KNN),
+    temperature=key(0.07, "a vote weighs exp(cosine similarity / temperature)", within=(1e-3, 1e3),
+                    only_if=KNN),
+    data=dict(
+        name=key("", "'': data.name", vtab=False),
+        data_dir=key("", "'': data.data_dir", per_host=True, vtab=False),
+        split=key("test", "split or slice", vtab=False),
+        rest=key(False, "instead of a split: what data.subset leaves out of the training data",
+                 vtab=False),
+        train_split=key("train", "where training examples come from", only_if=FROM_FEATURES),
+        batch_size=key(0, "0: data.batch_size"),
+        crop=key("resize", "how an image is cropped", {
+            "resize": "the whole image",
+            "central": "shorter side to image_size / fraction, then the centre"}),
+        fraction=key(0.875, "share of the shorter side in a central crop (224 / 256)",
+                     within=(1e-3, 1.0), only_if={"evals.*.data.crop": ("central",)}),
+        method=key("", "of resizing", {
+            "": "bilinear, or area before a crop", "bilinear": "", "bicubic": "antialiased"}),
+    ),
+))
+
+# `config.vtab`, if a config file sets a key of it.
+VTAB = dict(
+    protocol=key("vit", "what results are compared with", ("vit", "lightweight")),
+    lrs=key((), "learning rates to choose from on val200; (): optim.lr", items=float,
+            within=(0.0, 1e6)),
+    steps=key((), "steps likewise, with warm-up and stairs in proportion; (): total_steps",
+              items=int, within=COUNT),
+    seeds=key(3, "runs of the chosen setting: seed, seed + 1, ...", within=(1, 1000)),
+    score=key("mean", "of these runs", ("mean", "median")),
+    max_test_examples=key(0, "of each test split; 0: all"),
+    generated=key(False, "if a data set is missing, take data from DATA_DIR/generated"),
+)
+# fmt: on
+
+ALWAYS = RUN | dict(
+    model=MODEL, data=DATA, optim=OPTIM, mesh=MESH, checkpoint=CHECKPOINT, profile=PROFILE
+)
+
+
+def values(keys: Mapping) -> dict:
+    """The defaults of a group of keys."""
+    return {
+        name: entry.default if isinstance(entry, Key) else values(entry)
+        for name, entry in keys.items()
+    }
+
 
 def defaults() -> ml_collections.ConfigDict:
-    """The whole of the configuration."""
-    config = ml_collections.ConfigDict()
-    config.seed = 0  # of initialisation, data order, augmentation and dropout
-    config.prng = "threefry2x32"  # of dropout and augmentation on the device. threefry2x32: the same numbers everywhere
-    # | rbg: cheaper on TPUs, the same for the same chips, mesh and compiler only, and dropout in
-    # steps of 1/256. Initial weights are always threefry's
-    config.topology = (
-        ""  # the TPU pod that a recipe is meant for, as v5e:16x16; `vit_jax.plan` compiles for it
-    )
-    config.total_steps = 0  # updates; this or total_epochs
-    config.total_epochs = 0.0  # passes over the training data, repeats counted; this or total_steps
-    config.image_size = (
-        224  # side in pixels, at training and evaluation; 0 in evaluate: that of the weights
-    )
-    config.init_from = ""  # start from these weights: anything that `vit_jax.from_pretrained` reads
-    config.branch_from = ""  # WORKDIR/checkpoints/STEP of another run of ours, whose weights, optimizer and step this
-    # one goes on from; it may have another schedule
-    config.init_allow = (
-        ""  # parameters that they may lack or have left over, a regular expression; "": none
-    )
-    config.accum_steps = 1  # microbatches per update
-    config.loss = "softmax_xent"  # softmax_xent | sigmoid_xent | multilabel_xent: is any of a class in the mix
-    config.mixup = 0.0  # parameter of mixup's Beta distribution; 0: off
-    config.cutmix = 0.0  # likewise of cutmix; with both, each batch takes one of them
-    config.label_smoothing = 0.0  # share of every label that goes to all classes alike
-    config.log_every = 50  # steps between lines of metrics
-    config.max_skipped = (
-        10  # updates left out in a row, because loss or gradients are not finite, that end the run
-    )
-
-    config.model = dict(
-        variant="B/16",  # size and patch, with a ResNet stem as in R50+B/16
-        width=0,  # overrides the variant's; 0: the variant's
-        depth=0,  # likewise
-        mlp_dim=0,  # likewise
-        num_heads=0,  # likewise
-        num_classes=0,  # 0: as many as the data set has
-        pool="tok",  # tok: class token | gap: mean | map: attention pooling
-        class_token=False,  # have one although `pool` does not read it
-        distilled=False,  # DeiT's distillation token and second head
-        registers=0,  # further tokens that nothing reads
-        posemb="learn",  # learn: one row per token | learn2d: by row and column | relative | sincos2d: fixed | none
-        posemb_at="stem",  # stem: once | every: each layer has its own | shared: each layer adds the same
-        pre_logits=False,  # a tanh layer before the head, as wide as the model
-        head_bias=0.0,  # initial bias of the head
-        head_std=0.0,  # standard deviation of the initial head; 0: zeros
-        fc_norm=False,  # the final LayerNorm follows the pooling
-        gelu="tanh",  # tanh: the approximation of the published code | erf: exact, as timm and Hugging Face
-        ln_eps=1e-6,  # epsilon of LayerNorm
-        mean=(0.5, 0.5, 0.5),  # of the pixels, 0 to 1, as the model expects them
-        std=(0.5, 0.5, 0.5),  # likewise
-        dropout=0.0,  # after the position embedding, attention, and in the MLP
-        droppath=0.0,  # stochastic depth of the last block
-        droppath_shape="linear",  # linear: from 0 in the first block | constant: the same in all
-        layer_scale=0.0,  # initial factor of every channel of the residual branches, which is learned; 0: none
-        scan=False,  # one compiled block for all layers: compiles sooner
-        remat="none",  # what is kept for the backward pass; the rest is computed again. none: the compiler decides |
-        # names: those of remat_names | dots: results of matrix products with parameters | full: a
-        # block's input alone
-        remat_names=(
-            "query",
-            "key",
-            "value",
-            "attended",
-            "hidden",
-        ),  # attended: by attention; hidden: in the MLP
-        dtype="float32",  # of activations and matrix products: float32 | bfloat16
-        softmax_dtype="float32",  # of attention's softmax: float32 | bfloat16
-        attention="auto",  # einsum: memory grows with the square of the tokens | splash: TPU | cudnn: NVIDIA |
-        # blockwise: any platform | auto: by tokens, platform and dtype
-    )
-    config.data = dict(
-        name="digits",  # digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name
-        data_dir="",  # where TFDS data lies; "": TFDS's own default
-        split="train",  # a split, or a slice of one such as train[:99%]
-        mixture=(),  # of mixture: (NAME@SPLIT, weight) pairs
-        subset="",  # a random part with the classes in proportion, as 10% or 5000; "": all
-        subset_seed=0,  # which part
-        num_examples=0,  # of the split; 0: ask the data
-        batch_size=1024,  # global, all devices together
-        repeats=1,  # how often a batch holds each of its examples, each time augmented anew
-        crop="inception",  # inception: random area and aspect | random: a window of 7/8 the side | simple: of the small
-        # side, mirrored at the border | resize: whole image
-        method="bilinear",  # of resizing: bilinear | bicubic, which is antialiased
-        area_min=0.05,  # smallest share of the image that an inception crop covers
-        flip=True,  # mirror half of the images
-        randaug_layers=0,  # operations of RandAugment per image; 0: off
-        randaug_magnitude=10.0,  # their strength, 0 to 30
-        three_augment=False,  # one of grey, solarized, blurred, and then colour jitter
-        color_jitter=0.3,  # brightness, contrast and saturation are changed by up to this share
-        erase=0.0,  # probability that a rectangle is filled with noise
-        on_corrupt="error",  # an image that can't be decoded: error | skip (counted and named)
-        threads=0,  # host threads that read and decode; 0: one per core
-        prefetch=2,  # batches held ready on the device
-        eval_cache_gib=2.0,  # memory of each host for decoded evaluation images, which are then decoded once; 0: none
-    )
-    config.optim = dict(
-        name="adam",  # adam | sgd | adafactor | lamb
-        lr=1e-3,  # base learning rate
-        lr_mults=(),  # (pattern, factor) pairs: the first pattern that matches a parameter's whole path scales its lr
-        layer_decay=1.0,  # factor from each layer's learning rate to that of the layer before it; 1: off
-        frozen="",  # a pattern; what it matches is never changed, decays not, and has no optimizer state; "": off
-        schedule="cosine",  # cosine | linear | polynomial | rsqrt | stair | constant
-        warmup_steps=0,  # from 0 to lr
-        cooldown_steps=0,  # to 0 at the end
-        end_lr=0.0,  # where the linear and polynomial schedules end
-        power=1.0,  # exponent of the polynomial schedule
-        timescale=10_000,  # steps in which the rsqrt schedule falls to lr / sqrt(2)
-        shift=0,  # steps by which the rsqrt schedule starts further on
-        stairs=(),  # of the stair schedule: (step, factor) pairs; from the step on, lr is multiplied by the factor
-        wd=0.0,  # decoupled weight decay
-        wd_times_lr=True,  # decay times learning rate (AdamW); False: times the schedule's shape only (big_vision)
-        wd_mults=(
-            (".*/kernel", 1.0),
-        ),  # (pattern, factor) pairs as lr_mults; what no pattern matches does not decay
-        grad_clip_norm=0.0,  # largest global norm of the gradient; 0: off
-        ema_decay=0.0,  # Polyak averaging; 0: off
-        momentum_dtype="float32",  # of the first moment: float32 | bfloat16
-        b1=0.9,  # first moment of adam and lamb
-        b2=0.999,  # second moment of adam and lamb
-        eps=1e-8,  # added to the root of the second moment of adam and lamb
-        momentum=0.9,  # of sgd and adafactor; 0: none, and no memory for it
-        nesterov=False,  # Nesterov's momentum in sgd
-        beta2_cap=0.999,  # largest decay of adafactor's second moment
-        clipping_threshold=0.0,  # largest RMS of adafactor's update of one array; 0: off
-    )
-    config.mesh = dict(
-        replica=1,  # copies of the model across slow links
-        data=-1,  # data parallel; -1: the devices that remain
-        fsdp=1,  # data parallel with sharded parameters and optimizer
-        tensor=1,  # heads and MLP split over devices
-        zero=False,  # optimizer and averaged parameters are also split over data (ZeRO-1)
-    )
-    config.evals = {}  # name -> see `eval_defaults`
-    config.vtab = {}  # of `vit_jax.vtab` alone: see `vtab_defaults`
-    config.checkpoint = dict(
-        every=1000,  # steps between checkpoints; 0: only at the end
-        keep_last=2,  # newest checkpoints kept
-        keep_every=0,  # also keep every checkpoint at a multiple of this; 0: off
-        keep_best="",  # also keep the best by this metric, such as eval/val/top1; "": off
-        max_failures=3,  # saves in a row that may fail, as on a full disk; the last of them ends the run
-    )
-    config.profile = dict(
-        first_step=10,  # step at which the profiler window opens
-        num_steps=0,  # steps in it; 0: no profile
-    )
-    return config
+    """The whole configuration, without evaluations and without VTAB's settings."""
+    return ml_collections.ConfigDict(values(ALWAYS) | dict(evals={}, vtab={}))
 
 
 def eval_defaults() -> dict:
     """One entry of `config.evals`."""
-    return dict(
-        type="classification",  # classification: top1, loss, count | on frozen features, by training examples of
-        # data.train_split: fewshot: ridge regression | knn: nearest neighbours | linear_probe:
-        # logistic regression
-        every=0,  # steps between evaluations; 0: only at the end
-        among="all",  # of classification: choose between all classes | present: those that occur in the data
-        shots=(5, 10, 25),  # of fewshot: training examples per class
-        seeds=3,  # of fewshot: choices of these, over which the accuracy is averaged
-        l2=1024.0,  # of fewshot: weight of the penalty
-        neighbours=20,  # of knn: how many vote
-        temperature=0.07,  # of knn: a vote weighs exp(cosine similarity / temperature)
-        data=dict(
-            name="",  # "": data.name
-            data_dir="",  # "": data.data_dir
-            split="test",  # split or slice
-            rest=False,  # in the place of a split: what data.subset leaves out of the training data
-            train_split="train",  # likewise, where training examples are needed
-            batch_size=0,  # 0: data.batch_size
-            crop="resize",  # resize: whole image | central: small side to image_size / fraction, then the centre
-            fraction=0.875,  # share of the small side that the central crop keeps (224 / 256)
-            method="",  # of resizing: bilinear | bicubic, which is antialiased | "": bilinear, area before a crop
-        ),
-    )
+    return values(EVAL)
 
 
 def vtab_defaults() -> dict:
-    """`config.vtab`, where a config file sets a key of it."""
-    return dict(
-        protocol="vit",  # what results are compared with; what departs from it is said: vit | lightweight
-        lrs=(),  # learning rates to choose from on val200; (): optim.lr
-        steps=(),  # likewise numbers of steps, with which warm-up and stairs are stretched; (): total_steps
-        seeds=3,  # runs of the chosen setting: seed, seed + 1, ...
-        score="mean",  # of these runs: mean | median
-        max_test_examples=0,  # of each test split; 0: all
-        generated=False,  # where a data set is not there, take made-up data below DATA_DIR/generated
-    )
+    """`config.vtab`, if a config file sets a key of it."""
+    return values(VTAB)
 
 
 def flatten(config: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields ("a.b", value) for every leaf."""
-    for key, value in config.items():
+    for name, value in config.items():
         if isinstance(value, Mapping | ml_collections.ConfigDict):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{key}", as_tuple(value)
+            yield f"{prefix}{name}", as_tuple(value)
 
 
 def as_tuple(value):
-    """Lists, as which JSON and some files hold tuples, become tuples at every depth."""
+    """Lists, which is how JSON and some files hold tuples, become tuples at every depth."""
     return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
-def generic(key: str) -> str:
+def generic(name: str) -> str:
     """Replaces the user's name of an evaluation by *: "evals.val.every" -> "evals.*.every"."""
-    return re.sub(r"^evals\.[^.]+\.", "evals.*.", key)
+    return re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
+
+
+# Every key by its generic name, such as evals.*.every.
+KEYS: dict[str, Key] = (
+    dict(flatten(ALWAYS)) | dict(flatten(EVAL, "evals.*.")) | dict(flatten(VTAB, "vtab."))
+)
+
+
+def find(name: str) -> Key | None:
+    """The declaration of a key, by its name in a config; None if there is no such key."""
+    return KEYS.get(generic(name))
 
 
 def known_keys() -> dict[str, object]:
-    """Every generic key with its default."""
-    parts = (
-        flatten(defaults()),
-        flatten(eval_defaults(), "evals.*."),
-        flatten(vtab_defaults(), "vtab."),
-    )
-    return {key: value for part in parts for key, value in part}
+    """Every key by its generic name, with its default."""
+    return {name: entry.default for name, entry in KEYS.items()}
+
+
+def may_change(name: str) -> bool:
+    """Whether a run may be continued with another value of this key."""
+    entry = find(name)
+    return entry is not None and entry.resume
+
+
+def shapes_state(name: str) -> bool:
+    """Whether another value of this key would mean other arrays in the state."""
+    entry = find(name)
+    return entry is not None and entry.state
+
+
+def may_differ_by_host(name: str) -> bool:
+    """Whether the processes of one run may have different values of this key."""
+    entry = find(name)
+    return entry is not None and entry.per_host

@@ -1,6 +1,4 @@
-"""Which values a config may have: choices, ranges, the branches that keys belong to, and what ties
-keys together.
-"""
+"""Rules that tie several keys of a config together."""
 
 import itertools
 import re
@@ -8,125 +6,6 @@ import re
 import ml_collections
 
 from vit_jax.errors import UserError
-
-# Key -> the choice that it belongs to. A key that is given while another choice is made is an
-# error.
-BRANCHES = {
-    "model.remat_names": ("model.remat", ("names",)),
-    "model.posemb_at": ("model.posemb", ("learn", "learn2d")),
-    "optim.wd_times_lr": ("optim.name", ("adam", "sgd", "adafactor")),
-    "optim.b1": ("optim.name", ("adam", "lamb")),
-    "optim.b2": ("optim.name", ("adam", "lamb")),
-    "optim.eps": ("optim.name", ("adam", "lamb")),
-    "optim.momentum": ("optim.name", ("sgd", "adafactor")),
-    "optim.nesterov": ("optim.name", ("sgd",)),
-    "optim.beta2_cap": ("optim.name", ("adafactor",)),
-    "optim.clipping_threshold": ("optim.name", ("adafactor",)),
-    "optim.end_lr": ("optim.schedule", ("linear", "polynomial")),
-    "optim.power": ("optim.schedule", ("polynomial",)),
-    "optim.timescale": ("optim.schedule", ("rsqrt",)),
-    "optim.shift": ("optim.schedule", ("rsqrt",)),
-    "optim.stairs": ("optim.schedule", ("stair",)),
-    "data.mixture": ("data.name", ("mixture",)),
-    "data.area_min": ("data.crop", ("inception",)),
-    "data.color_jitter": ("data.three_augment", (True,)),
-    "data.randaug_magnitude": ("data.randaug_layers", (1, 2, 3, 4)),
-    "evals.*.data.fraction": ("evals.*.data.crop", ("central",)),
-    "evals.*.data.train_split": ("evals.*.type", ("fewshot", "knn", "linear_probe")),
-    "evals.*.among": ("evals.*.type", ("classification",)),
-    "evals.*.shots": ("evals.*.type", ("fewshot",)),
-    "evals.*.seeds": ("evals.*.type", ("fewshot",)),
-    "evals.*.l2": ("evals.*.type", ("fewshot",)),
-    "evals.*.neighbours": ("evals.*.type", ("knn",)),
-    "evals.*.temperature": ("evals.*.type", ("knn",)),
-}
-
-CHOICES = {
-    "prng": ("threefry2x32", "rbg"),
-    "loss": ("softmax_xent", "sigmoid_xent", "multilabel_xent"),
-    "model.pool": ("tok", "gap", "map"),
-    "model.posemb": ("learn", "learn2d", "relative", "sincos2d", "none"),
-    "model.posemb_at": ("stem", "every", "shared"),
-    "model.gelu": ("tanh", "erf"),
-    "model.droppath_shape": ("linear", "constant"),
-    "model.remat": ("none", "names", "dots", "full"),
-    "model.dtype": ("float32", "bfloat16"),
-    "model.softmax_dtype": ("float32", "bfloat16"),
-    "model.attention": ("auto", "einsum", "splash", "cudnn", "blockwise"),
-    "data.crop": ("inception", "random", "simple", "resize"),
-    "data.method": ("bilinear", "bicubic"),
-    "data.randaug_layers": (0, 1, 2, 3, 4),
-    "data.on_corrupt": ("error", "skip"),
-    "optim.name": ("adam", "sgd", "adafactor", "lamb"),
-    "optim.schedule": ("cosine", "linear", "polynomial", "rsqrt", "stair", "constant"),
-    "optim.momentum_dtype": ("float32", "bfloat16"),
-    "evals.*.type": ("classification", "fewshot", "knn", "linear_probe"),
-    "vtab.protocol": ("vit", "lightweight"),
-    "vtab.score": ("mean", "median"),
-    "evals.*.among": ("all", "present"),
-    "evals.*.data.crop": ("resize", "central"),
-    "evals.*.data.method": ("", "bilinear", "bicubic"),
-}
-
-# Key -> type of its numbers, the smallest and the largest.
-NUMBERS = {
-    "vtab.lrs": (float, 0.0, 1e6),
-    "vtab.steps": (int, 1, 2**31 - 1),
-    "evals.*.shots": (int, 1, 2**31 - 1),
-}
-
-# Key -> the two types in each of its pairs. The second is a number with a range below.
-PAIRS = {
-    "data.mixture": (str, float),
-    "optim.lr_mults": (str, float),
-    "optim.wd_mults": (str, float),
-    "optim.stairs": (int, float),
-}
-
-# Key -> (smallest, largest) allowed value; numbers that are not listed: 0 to 2^31 - 1.
-RANGES = {
-    "seed": (0, 2**31 - 1),
-    "image_size": (0, 65_536),
-    "accum_steps": (1, 2**31),
-    "label_smoothing": (0.0, 0.999),
-    "log_every": (1, 2**31),
-    "max_skipped": (1, 2**31 - 1),
-    "model.head_bias": (-1e6, 1e6),
-    "model.dropout": (0.0, 0.999),
-    "model.droppath": (0.0, 0.999),
-    "data.batch_size": (1, 2**31),
-    "data.mixture": (1e-9, 1e9),
-    "data.repeats": (1, 64),
-    "data.threads": (0, 1024),
-    "data.area_min": (1e-6, 1.0),
-    "data.color_jitter": (0.0, 1.0),
-    "data.erase": (0.0, 1.0),
-    "data.randaug_magnitude": (0.0, 30.0),
-    "data.prefetch": (1, 1000),
-    "optim.lr": (1e-12, 1e6),
-    "optim.lr_mults": (1e-12, 1e6),
-    "optim.layer_decay": (1e-3, 1.0),
-    "optim.power": (1e-3, 1e3),
-    "optim.timescale": (1, 2**31 - 1),
-    "optim.ema_decay": (0.0, 1.0 - 1e-9),
-    "optim.eps": (1e-30, 1.0),
-    "optim.b1": (0.0, 1.0 - 1e-9),
-    "optim.b2": (0.0, 1.0 - 1e-9),
-    "optim.momentum": (0.0, 1.0 - 1e-9),
-    "optim.beta2_cap": (0.0, 1.0 - 1e-9),
-    "mesh.replica": (-1, 2**31),
-    "mesh.data": (-1, 2**31),
-    "mesh.fsdp": (-1, 2**31),
-    "mesh.tensor": (-1, 2**31),
-    "checkpoint.keep_last": (1, 2**31),
-    "checkpoint.max_failures": (1, 2**31),
-    "evals.*.data.fraction": (1e-3, 1.0),
-    "evals.*.seeds": (1, 1000),
-    "evals.*.l2": (1e-12, 1e12),
-    "evals.*.neighbours": (1, 2**31),
-    "evals.*.temperature": (1e-3, 1e3),
-    "vtab.seeds": (1, 1000),
-}
 
 
 def check_optim(optim: ml_collections.ConfigDict) -> None:
@@ -140,7 +19,7 @@ def check_optim(optim: ml_collections.ConfigDict) -> None:
                 re.compile(pattern)
             except re.error as error:
                 raise UserError(
-                    f"config key optim.{key} has {pattern!r}, no regular expression ({error}): "
+                    f"config key optim.{key} has {pattern!r}, which is not a valid regular expression ({error}): "
                     "correct it"
                 ) from None
     if optim.schedule == "stair":
@@ -172,7 +51,7 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
     if data.subset and not re.fullmatch(r"\d+(\.\d+)?%|\d+", data.subset):
         raise UserError(
-            f"config key data.subset={data.subset!r} is neither a share as 10% nor a number: "
+            f"config key data.subset={data.subset!r} is neither a share such as 10% nor a number: "
             "correct it"
         )
     if data.batch_size % data.repeats:
@@ -224,12 +103,12 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         )
     if config.model.posemb == "relative" and config.model.attention not in ("auto", "einsum"):
         raise UserError(
-            f"config key model.attention={config.model.attention} knows no model.posemb=relative: "
+            f"config key model.attention={config.model.attention} does not support model.posemb=relative: "
             "use einsum or auto"
         )
     if config.topology and not re.fullmatch(r"\w+:\d+(x\d+){1,2}", config.topology):
         raise UserError(
-            f"config key topology={config.topology!r} is no pod: write it as v5e:16x16, or leave "
+            f"config key topology={config.topology!r} is not a pod: write it like v5e:16x16, or leave "
             "it empty"
         )
     check_data(config.data)
@@ -247,6 +126,6 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     if best and best not in measured:
         known = ", ".join(measured) or "none, for evals is empty"
         raise UserError(
-            f"config key checkpoint.keep_best={best!r} names no metric of evals: possible are "
+            f"config key checkpoint.keep_best={best!r} is not a metric of evals: possible are "
             f"{known}"
         )

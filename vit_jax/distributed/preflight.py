@@ -13,13 +13,11 @@ from collections.abc import Mapping
 import jax
 from etils import epath
 
+from vit_jax import config as configs
 from vit_jax.distributed import messages, processes, versions
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
-
-# Keys of a config that belong to a machine: they may differ from process to process.
-OF_THE_MACHINE = re.compile(r"(.*\.)?data\.(data_dir|threads|prefetch|eval_cache_gib)")
 
 
 def check(facts: Mapping[str, object], folder: epath.Path | None = None) -> None:
@@ -41,7 +39,7 @@ def check(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
         "process %d of %d, led by process 0 at %s, %d local devices of %d",
         *(index, count, address, local, jax.device_count()),
     )
-    same = {key: repr(facts[key]) for key in sorted(facts) if not OF_THE_MACHINE.fullmatch(key)}
+    same = {key: repr(facts[key]) for key in sorted(facts) if not configs.may_differ_by_host(key)}
     same |= versions.versions() | dict(commit=versions.commit(), code=versions.code())
     same["devices"] = f"{local} of kind {jax.local_devices()[0].device_kind}"
     if folder is None:

@@ -30,7 +30,8 @@ def evaluate(config) -> dict[str, float]:
         )
     if not config.evals:
         raise UserError("config.evals is empty: the config file must have an entry in evals")
-    free, default = ("dtype", "softmax_dtype", "attention", "scan"), configs.defaults()
+    default = configs.defaults()
+    free = [name for name, key in configs.MODEL.items() if not key.state and not key.train_only]
     for key, value in config.model.items():
         if key not in free and value != default.model[key]:
             raise UserError(

@@ -5,11 +5,11 @@ it starts.
 import dataclasses
 import functools
 import logging
-import re
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
@@ -18,12 +18,6 @@ from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger(__name__)
-
-# Keys that say which arrays a state has; a branch of a run has them in common with it.
-OF_THE_ARRAYS = re.compile(
-    r"image_size|optim\.(name|frozen|momentum|momentum_dtype)"
-    r"|model\.(?!(dropout|droppath|droppath_shape|scan|remat|remat_names|dtype|softmax_dtype|attention)$).*"
-)
 
 
 def init_params(model, seed):
@@ -99,9 +93,7 @@ def branched_state(
             f"config key branch_from={config.branch_from} names weights alone: use init_from for "
             "them"
         )
-    different = workdir.differences(
-        config, meta["config"], lambda key: bool(OF_THE_ARRAYS.fullmatch(key))
-    )
+    different = workdir.differences(config, meta["config"], configs.shapes_state)
     decays = meta["config"]["optim"]["ema_decay"], config.optim.ema_decay
     if bool(decays[0]) != bool(decays[1]):
         different.append(f"optim.ema_decay: {decays[0]} -> {decays[1]}")

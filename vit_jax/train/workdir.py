@@ -1,7 +1,6 @@
 """The folder of a run: it can be written, and it belongs to one config."""
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 
@@ -13,12 +12,6 @@ from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import versions
 from vit_jax.errors import UserError, one_line, storage_problem
-
-# A run may be continued with other values of these, and of nothing else.
-CONTINUABLE = re.compile(
-    r"(mesh|checkpoint|evals|profile)\..*|accum_steps|log_every|max_skipped|topology|model\.(remat|remat_names|scan)"
-    r"|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
-)
 
 
 def make(path: str) -> epath.Path:
@@ -53,7 +46,7 @@ def make(path: str) -> epath.Path:
 
 def is_fixed(key: str) -> bool:
     """Whether a run can't be continued with another value."""
-    return not CONTINUABLE.fullmatch(key)
+    return not configs.may_change(key)
 
 
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:

@@ -46,10 +46,15 @@ PROTOCOLS["lightweight"] = PROTOCOLS["vit"] | {
 
 # What changes no result but by rounding, or is told elsewhere in the results.
 FREE = re.compile(
-    r"init_from|seed|prng|topology|log_every|accum_steps|max_skipped|(mesh|checkpoint|profile)\..*|model\.(?!drop).*"
-    r"|data\.(name|data_dir|on_corrupt|threads|prefetch|eval_cache_gib)|optim\.momentum_dtype|vtab\.generated"
+    r"init_from|seed|prng|model\.(?!drop).*|data\.name|optim\.momentum_dtype|vtab\.generated"
     r"|evals\.test\.data\.batch_size"
 )
+
+
+def is_free(key: str) -> bool:
+    """Whether a key may have any value under a protocol."""
+    is_resumable = configs.may_change(key) and not key.startswith("evals.")
+    return is_resumable or bool(FREE.fullmatch(key))
 
 
 def departures(config) -> list[str]:
@@ -62,5 +67,5 @@ def departures(config) -> list[str]:
     return [
         f"{key}: {said} -> {value}"
         for key, said, value in compared
-        if value != said and not FREE.fullmatch(key)
+        if value != said and not is_free(key)
     ]

@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 import os
-import re
 import time
 from collections.abc import Sequence
 
@@ -31,32 +30,24 @@ log = logging.getLogger("vit_jax.vtab")
 
 TILE = 128  # classes of the head are a multiple of this
 CLASSES = -(-max(task.num_classes for task in VTAB.values()) // TILE) * TILE
-# What may differ between the start of a suite and its continuation.
-OF_THE_MACHINE = re.compile(
-    r"mesh\..*|topology|log_every|data\.(data_dir|on_corrupt|threads|prefetch|eval_cache_gib)"
-)
-WITHOUT_EFFECT = re.compile(
-    r"evals\.test\.(type|every|among|data\.(name|data_dir|split|rest))|branch_from|total_epochs|log_every"
-    r"|(checkpoint|profile)\..*|data\.(split|mixture|subset|subset_seed|num_examples|repeats|area_min|method|eval_cache_gib)"
-)
 WAIT_S = 2  # between looks at what other processes have done
 
 
 def is_fixed(key: str) -> bool:
-    return not OF_THE_MACHINE.fullmatch(key)
+    """Whether a suite can't be continued with another value; how images are evaluated is fixed."""
+    return key.startswith("evals.") or not configs.may_change(key)
 
 
 def make_model(config, mesh):
     """(model, f(seed) -> parameters) for all tasks: weights with a new head, or a fresh model where
     there are none.
     """
-    free = ("dtype", "softmax_dtype", "attention", "scan", "dropout", "droppath", "remat")
     if not config.init_from:
         model = experiment.make_model(config, CLASSES)
         return model, jax.jit(functools.partial(states.init_params, model))
     default = configs.defaults().model
     changed = {key: value for key, value in config.model.items() if value != default[key]}
-    if fixed := [key for key in changed if key not in free]:
+    if fixed := [key for key in changed if configs.shapes_state(f"model.{key}")]:
         raise UserError(
             f"config key model.{fixed[0]} has no effect in vtab: the weights say what the model "
             "is, leave it out"
@@ -99,7 +90,7 @@ def first_without_effect(config) -> str | None:
     changed = (
         key for key, value in configs.flatten(config) if value != usual[configs.generic(key)]
     )
-    return next(filter(WITHOUT_EFFECT.fullmatch, changed), None)
+    return next((key for key in changed if not configs.find(key).vtab), None)
 
 
 def settings_of(config) -> list[Setting]:

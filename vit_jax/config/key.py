@@ -1,0 +1,81 @@
+"""What is known of one key of a config, in one declaration; `defaults.py` declares all of them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key: what it means, which values it may have, and when it counts."""
+
+    default: object
+    meaning: str
+    choices: Mapping | tuple = ()  # the allowed values; as a mapping, with what each means
+    within: tuple[float, float] = (0, LARGEST)  # smallest and largest number, both allowed
+    items: type | None = None  # type of the numbers in a tuple of any length
+    pairs: tuple[type, type] | None = None  # types of the two in each pair of a tuple
+    # Key -> values: with another value of that key this one has no effect, and is an error.
+    only_if: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    resume: bool = False  # a run may be continued with another value
+    per_host: bool = False  # may differ between the processes of one run
+    state: bool = False  # shapes the state, so a branch of a run has the same value
+    train_only: bool = False  # of the model, but without effect at evaluation
+    like_weights: bool = (
+        False  # changes the function of a model but no shape: must match the weights
+    )
+    vtab: bool = True  # has an effect in `vit_jax.vtab`
+
+    def check(self, value):
+        """Returns `value` in the type of the default.
+
+        Raises:
+          ValueError: wrong type, range or choice; the message follows the name of the key.
+        """
+        if type(self.default) is float and type(value) is int:
+            value = float(value)
+        if type(value) is not type(self.default):
+            raise ValueError(f" expects {type(self.default).__name__}, got {value!r}")
+        if self.pairs:
+            return self.check_pairs(value)
+        if self.items:
+            return tuple(self.check_item(item) for item in value)
+        if self.choices and value not in self.choices:
+            known = ", ".join(map(str, self.choices))
+            raise ValueError(f"={value!r} is not one of {known}")
+        if type(value) in (int, float) and not self.is_within(value):
+            low, high = self.within
+            raise ValueError(f"={value} is outside {low} to {high}")
+        return value
+
+    def is_within(self, number: float) -> bool:
+        low, high = self.within
+        return low <= number <= high
+
+    def check_item(self, item):
+        if type(item) not in (int, self.items) or not self.is_within(item):
+            low, high = self.within
+            kind = self.items.__name__
+            raise ValueError(f" has {item!r}, which is not {kind} from {low} to {high}")
+        return self.items(item)
+
+    def check_pairs(self, pairs) -> tuple:
+        """The pairs as a tuple of tuples."""
+        first, second = self.pairs
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2 or type(pair[0]) is not first:
+                form = "(text, number)" if first is str else "(step, factor)"
+                raise ValueError(f" expects a tuple of {form} pairs, got {pairs!r}")
+            if type(pair[1]) not in (int, second) or not self.is_within(pair[1]):
+                low, high = self.within
+                raise ValueError(f" has a number {pair[1]!r}, not one from {low} to {high}")
+        return tuple((left, second(right)) for left, right in pairs)
+
+
+def together(keys: Mapping, **facts) -> dict:
+    """A group of keys, at any depth, that have facts in common."""
+    return {
+        name: dataclasses.replace(key, **facts) if isinstance(key, Key) else together(key, **facts)
+        for name, key in keys.items()
+    }
