@@ -49,8 +49,9 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     from vit_jax.benchmark import step
     from vit_jax.distributed import runtime
     from vit_jax.models.flops import model_flops
-    from vit_jax.train import experiment, loop
+    from vit_jax.train import loop
     from vit_jax.train import state as states
+    from vit_jax.train.experiment import Experiment
 
     runtime.keep_programs()
     runtime.keep_memory()
@@ -63,10 +64,10 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     ]
     overrides = [f"--config.{setting}" for setting in [*settings, *options]]
     config = configs.load(f"{CONFIG}:{variant(model)}", overrides)
-    job = experiment.on_devices(config, None, jax.devices())
+    job = Experiment.on_devices(config)
     jax.set_mesh(job.mesh)
-    compiling = loop.compile_meanwhile(job.train_step, job.state, job.batch)
-    state = states.fresh_state(config, job.model, job.optimizer, job.state)
+    compiling = loop.compile_meanwhile(job)
+    state = states.fresh_state(config, job.model, job.tx, job.state)
     train_step, _ = compiling.result()
     jax.block_until_ready(state)
     runtime.release_memory()

@@ -1,26 +1,139 @@
-"""How every command starts, reports and ends."""
+"""How every command starts, reports and ends.
+
+A command is a `Command`: its arguments, the function that does the work, and what is true after it
+was stopped. It ends with exit code 0 (done), 1 (the answer is no), 2 (the input is wrong), 75
+(preempted, and saved) or 130 (interrupted). The last line on stderr says what is wrong.
+"""
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-import jax
 from etils import epath
 
+from vit_jax import config as configs
 from vit_jax import errors
 from vit_jax.errors import Preempted, UserError, one_line
 
 log = logging.getLogger(__name__)
 
 
-def check(path: str | None, flag: str = "--json") -> None:
-    """Raises UserError where `path` is a folder or lies in none; without a path there is nothing to
-    check.
+# --- from arguments to an exit code ---
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Reports a wrong command line like every other error: in one line, which is the last."""
+
+    def error(self, message: str):
+        print(f"error: {message}: see --help", file=sys.stderr)
+        sys.exit(UserError.exit_code)
+
+
+def run(work: Callable[[], None], debug: bool, recovery: str = "run the same command again") -> int:
+    """Calls `work` and returns the exit code; `debug` lets exceptions through with a traceback.
+
+    Args:
+      recovery: what is true, and what to do, after an interruption or on a full disk.
     """
+    if not debug:  # these libraries would print what is raised to us a second time
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    try:
+        work()
+    except Preempted:
+        return Preempted.exit_code
+    except UserError as error:
+        if debug:
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"error: interrupted: {recovery}", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as error:
+        problem = errors.storage_problem(error)
+        if debug or problem is None:
+            raise
+        print(f"error: {problem}: fix it or write elsewhere; {recovery}", file=sys.stderr)
+        return UserError.exit_code
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """`python -m vit_jax.NAME`; call `main` with its arguments for the exit code."""
+
+    name: str
+    doc: str  # its first line is what --help says
+    work: Callable[[argparse.Namespace], None]
+    # (parser, name of the sub-command) -> adds arguments.
+    add_arguments: Callable[[argparse.ArgumentParser, str], None] = lambda parser, name: None
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sub-commands and help
+    config: str | None = None  # help of --config; None: the command takes no config
+    # Sub-command ("" if there are none) -> default of --config; without one it is required.
+    default_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    json: str = ""  # help of --json; "": it writes none
+    recovery: str = "run the same command again"
+    run: Callable[[Callable[[], None], bool, str], int] = run
+
+    def main(self, argv: list[str]) -> int:
+        """Parses, loads the config, and runs `work`, which gets these arguments:
+
+        config: the loaded config, location: FILE.py[:ARG], overrides: --config.KEY=VALUE, part:
+        the sub-command, json, debug, and those of the command's own.
+        """
+        args, overrides = self.parser().parse_known_args(argv)
+        if self.config is None and overrides:
+            self.parser().error(f"unrecognized arguments: {' '.join(overrides)}")
+        return self.run(lambda: self.begin(args, overrides), args.debug, self.recovery)
+
+    def begin(self, args: argparse.Namespace, overrides: list[str]) -> None:
+        if self.config is not None:
+            args.location = args.config
+            args.overrides = overrides
+            args.config = configs.load(args.location, overrides)
+        if self.json:
+            check_file(args.json)
+        self.work(args)
+
+    def parser(self) -> ArgumentParser:
+        summary = self.doc.split("\n\n")[0].replace("\n", " ")
+        parser = ArgumentParser(f"vit_jax.{self.name}", description=summary, allow_abbrev=False)
+        if not self.parts:
+            self.fill(parser, "")
+            return parser
+        parts = parser.add_subparsers(dest="part", required=True, metavar="|".join(self.parts))
+        for name, text in self.parts.items():
+            part = parts.add_parser(name, help=text, description=text, allow_abbrev=False)
+            self.fill(part, name)
+        return parser
+
+    def fill(self, parser: argparse.ArgumentParser, part: str) -> None:
+        if self.config is not None:
+            default = self.default_configs.get(part)
+            parser.add_argument(
+                "--config",
+                metavar="FILE.py[:ARG]",
+                help=self.config,
+                required=default is None,
+                default=default,
+            )
+        self.add_arguments(parser, part)
+        if self.json:
+            parser.add_argument("--json", metavar="FILE", help=self.json)
+        parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+# --- files of results ---
+
+
+def check_file(path: str | None, flag: str = "--json") -> None:
+    """Raises UserError if `path` is a folder, or is in none; without a path there is nothing to do."""
     if path and not epath.Path(path).parent.is_dir():
         raise UserError(
             f"the folder of {flag}={path} does not exist: create it or choose another file"
@@ -29,19 +142,8 @@ def check(path: str | None, flag: str = "--json") -> None:
         raise UserError(f"{flag}={path} is a folder: choose a file")
 
 
-def replace(path: epath.Path, text: str) -> None:
-    """Writes a file at once or not at all."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text)
-    fresh.replace(path)
-
-
-def write(path: str | None, result) -> None:
-    """Writes a result, if there is a path for it.
-
-    Raises:
-      UserError: it can't be written.
-    """
+def write_json(path: str | None, result) -> None:
+    """Writes what --json asks for, if it was given."""
     if not path:
         return
     try:
@@ -52,56 +154,19 @@ def write(path: str | None, result) -> None:
         ) from error
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """Reports a wrong command line like every other error: in one line that is the last."""
+def replace_file(path: epath.Path, text: str) -> None:
+    """Writes a file in one step: a reader sees the old text or the new one, also after a kill."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
 
-    def error(self, message: str):
-        print(f"error: {message}: see --help", file=sys.stderr)
-        sys.exit(UserError.exit_code)
 
-
-def run(main: Callable[[], None], debug: bool) -> int:
-    """Runs `main` and returns the exit code; `debug` lets every exception through with its
-    traceback.
-    """
-    if not debug:
-        for library in (
-            "absl",
-            "asyncio",
-        ):  # they would print what is raised to us a second time, with tracebacks
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    try:
-        main()
-    except Preempted:
-        return Preempted.exit_code
-    except UserError as error:
-        if debug:
-            raise
-        print(f"error: {errors.one_line(error)}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(
-            "error: interrupted; the last saved checkpoint is whole, and the same command "
-            "continues",
-            file=sys.stderr,
-        )
-        return 128 + signal.SIGINT
-    except Exception as error:
-        problem = errors.storage_problem(error)
-        if debug or problem is None:
-            raise
-        print(
-            f"error: {problem}: earlier checkpoints are intact; mend it or choose another "
-            "--workdir, then run the same command again",
-            file=sys.stderr,
-        )
-        return UserError.exit_code
-    return 0
+# --- the log ---
 
 
 class StderrHandler(logging.StreamHandler):
-    """Looks up sys.stderr at every line: the progress bar replaces it so that lines pass above the
-    bar.
+    """Looks up sys.stderr for every line: the progress bar replaces it, so that lines appear above
+    the bar.
     """
 
     def __init__(self):
@@ -114,44 +179,53 @@ class StderrHandler(logging.StreamHandler):
 
 
 class FileHandler(logging.StreamHandler):
-    """A line that can't be written, because the disk is full, stands on stderr alone."""
+    """If a line can't be written, because the disk is full, it is on stderr only."""
 
     def handleError(self, record):
         pass
 
 
+def process_index() -> int | None:
+    """The number of this process in a job of several, or None if it is alone."""
+    import jax  # takes a second; a command that only prints its help does without
+
+    return jax.process_index() if jax.distributed.is_initialized() else None
+
+
+def make_handler(handler: logging.Handler, form: str, level: int) -> logging.Handler:
+    handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
+    handler.setLevel(level)
+    return handler
+
+
 @contextlib.contextmanager
 def logging_to(workdir: epath.Path | None):
-    """Sends the project's log to stderr and to log.txt in `workdir` if there is one.
+    """Sends the project's log to stderr, and to log.txt in `workdir` if there is one.
 
-    Of several processes all but the leading one write logs/process_I.txt instead, and only warnings
-    to stderr.
+    In a job of several processes, all but process 0 write logs/process_I.txt instead, and only
+    warnings to stderr.
     """
-    several = (
-        jax.distributed.is_initialized()
-    )  # asked before the devices, which some commands do without
-    root, index = logging.getLogger("vit_jax"), jax.process_index() if several else 0
+    index = process_index()
+    form = "%(asctime)s %(levelname).1s %(message)s"
+    stderr_form = f"[process {index}] {form}" if index else form
+    root = logging.getLogger("vit_jax")
     root.setLevel(logging.INFO)
     root.propagate = False
-    form = "%(asctime)s %(levelname).1s %(message)s"
+    level = logging.WARNING if index else logging.INFO
+    root.handlers[:] = [make_handler(StderrHandler(), stderr_form, level)]
     with contextlib.ExitStack() as stack:
-        root.handlers[:] = [StderrHandler()]
-        root.handlers[0].setFormatter(
-            logging.Formatter(form if index == 0 else f"[process {index}] {form}", "%H:%M:%S")
-        )
-        root.handlers[0].setLevel(logging.INFO if index == 0 else logging.WARNING)
         if workdir is not None:
-            path = log_path(workdir, index)
+            path = log_path(workdir, index or 0)
             path.parent.mkdir(parents=True, exist_ok=True)
-            root.addHandler(FileHandler(stack.enter_context(path.open("a"))))
-            root.handlers[1].setFormatter(logging.Formatter(form, "%H:%M:%S"))
+            file = stack.enter_context(path.open("a"))
+            root.addHandler(make_handler(FileHandler(file), form, logging.INFO))
         try:
             yield
         except Exception as error:
-            if several and not isinstance(error, Preempted):  # on stderr of many it is hard to find
-                log.error(
-                    "%s: %s", type(error).__name__, one_line(error), extra=dict(file_only=True)
-                )
+            # On a stderr that many processes share it would be hard to find.
+            if index is not None and not isinstance(error, Preempted):
+                line = f"{type(error).__name__}: {one_line(error)}"
+                log.error("%s", line, extra=dict(file_only=True))
             raise
         finally:
             root.handlers[:] = root.handlers[:1]

@@ -3,7 +3,6 @@
 python -m vit_jax.convert SRC DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
 """
 
-import logging
 import pathlib
 import sys
 import tempfile
@@ -187,10 +186,7 @@ def convert(source: str, destination: str, target: str) -> dict:
     return result
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.convert", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
+def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
@@ -204,24 +200,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--format", choices=FORMATS, help="of DST; else published for .npz, ours for a folder"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result here")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args(argv)
 
-    def work():
-        cli.check(args.json)
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
+
+def work(args) -> None:
+    target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
+    with cli.logging_to(None):
         result = convert(args.source, args.destination, target)
-        print(
-            f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest "
-            f"difference of the logits {result['max_abs_diff']:.3g}, tolerance "
-            f"{result['tolerance']:.3g}"
-        )
-        cli.write(args.json, result)
+    print(
+        f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest "
+        f"difference of the logits {result['max_abs_diff']:.3g}, tolerance "
+        f"{result['tolerance']:.3g}"
+    )
+    cli.write_json(args.json, result)
 
-    return cli.run(work, args.debug)
 
+COMMAND = cli.Command(
+    "convert",
+    __doc__,
+    work,
+    add_arguments,
+    json="write the result here",
+    recovery="DST was not written; run the same command again",
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -85,26 +85,24 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
     print(f"Curves:    tensorboard --logdir={workdir}")
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.demo", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
+def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)"
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args(argv)
 
-    def work():
-        workdir, start = pathlib.Path(args.workdir).absolute(), time.monotonic()
-        for stage in STAGES:
-            shutil.rmtree(workdir / stage, ignore_errors=True)
-        for command in commands(workdir):
-            run_command(command)
-        report(workdir, time.monotonic() - start)
 
-    return cli.run(work, args.debug)
+def work(args) -> None:
+    workdir = pathlib.Path(args.workdir).absolute()
+    start = time.monotonic()
+    for stage in STAGES:
+        shutil.rmtree(workdir / stage, ignore_errors=True)
+    for command in commands(workdir):
+        run_command(command)
+    report(workdir, time.monotonic() - start)
 
+
+COMMAND = cli.Command("demo", __doc__, work, add_arguments)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from vit_jax import cli
 from vit_jax import config as configs
-from vit_jax.distributed import processes, runtime, watchdog
+from vit_jax.distributed import runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.train import loop, metrics, workdir
 
@@ -49,7 +49,7 @@ def numbers(text: str) -> list[float]:
     return sorted(set(found))
 
 
-def kept(text: str) -> str:
+def train_share(text: str) -> str:
     """The share that is trained on where `text`, as 10%, is held out.
 
     Raises:
@@ -151,7 +151,7 @@ def choose(
         if f"{lr:g}" not in tried:
             tried[f"{lr:g}"] = attempt(trial(config, lr, share), folder / f"lr_{lr:g}")
             if jax.process_index() == 0:
-                cli.replace(path, json.dumps(dict(about=about, tried=tried), indent=1) + "\n")
+                cli.replace_file(path, json.dumps(dict(about=about, tried=tried), indent=1) + "\n")
     return {lr: tried[f"{lr:g}"] for lr in lrs}
 
 
@@ -201,16 +201,7 @@ def best(tried: dict[float, float | None]) -> float:
     return max(sound, key=sound.get)
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.finetune", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE.py[:ARG]",
-        help="as of vit_jax.train; --config.KEY=VALUE",
-    )
+def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--workdir", required=True, metavar="DIR", help="the same command continues in it"
     )
@@ -222,32 +213,35 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--held_out", default="10%", help="share of the training data that decides (default: 10%%)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the accuracies here")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
 
-    def work():
-        config, lrs, share = (
-            configs.load(args.config, overrides),
-            numbers(args.lrs),
-            kept(args.held_out),
-        )
-        trial(config, lrs[0], share)
-        cli.check(args.json)
-        processes.start()
-        runtime.keep_programs()
-        runtime.keep_memory()
-        folder = workdir.make(args.workdir)
-        tried = choose(config, folder, lrs, share)
-        final = finish(config, folder / "final", best(tried))
-        if jax.process_index() == 0:
-            show(tried, final)
-            chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-            cli.write(args.json, dict(tried=tried, lr=best(tried), final=chosen))
-        print(f"The model: {folder / 'final'}")
 
-    return watchdog.run(work, args.debug)
+def work(args) -> None:
+    config = args.config
+    lrs = numbers(args.lrs)
+    share = train_share(args.held_out)
+    trial(config, lrs[0], share)  # a config that does not fit is found before anything starts
+    runtime.start()
+    folder = workdir.make(args.workdir)
+    tried = choose(config, folder, lrs, share)
+    final = finish(config, folder / "final", best(tried))
+    if jax.process_index() == 0:
+        show(tried, final)
+        chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
+        cli.write_json(args.json, dict(tried=tried, lr=best(tried), final=chosen))
+    print(f"The model: {folder / 'final'}")
 
+
+COMMAND = cli.Command(
+    "finetune",
+    __doc__,
+    work,
+    add_arguments,
+    config="like vit_jax.train's; --config.KEY=VALUE overrides",
+    json="write the accuracies here",
+    recovery="finished trials and saved checkpoints are intact, and the same command continues",
+    run=watchdog.run,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

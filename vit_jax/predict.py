@@ -161,17 +161,14 @@ def show(result: dict) -> None:
         print(f"{path}:", ", ".join(f"{result['names'][i]} {p:.1%}" for i, p in best))
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.predict", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
+def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        help="a workdir, .npz, .safetensors, or a folder of timm or HF",
+        help="a workdir, .npz, .safetensors, or a folder of timm or Hugging Face",
     )
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched to any depth"
+        "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched at any depth"
     )
     parser.add_argument(
         "--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)"
@@ -184,29 +181,32 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--image_size", type=int, help="side in pixels (default: that of the weights)"
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args(argv)
 
-    def work():
-        if args.top_k < 0 or (args.image_size is not None and args.image_size < 1):
-            raise UserError("--top_k and --image_size can't be negative: correct them")
-        if args.out and not args.out.endswith(KINDS):
-            raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
-        cli.check(args.out, "--out")
-        runtime.keep_programs()
-        runtime.keep_memory()
-        with cli.logging_to(None):
-            weights = pretrained.read(args.checkpoint, image_size=args.image_size)
-            result = predict(weights, args.images, args.top_k, args.image_size)
-        write(args.out, result) if args.out else show(result)
-        if result["unreadable"]:
-            count, first = len(result["unreadable"]), result["unreadable"][0]
-            raise NegativeResult(
-                f"{count} of the images can't be read, the first is {first}: they are left out"
-            )
 
-    return cli.run(work, args.debug)
+def work(args) -> None:
+    if args.top_k < 0 or (args.image_size is not None and args.image_size < 1):
+        raise UserError("--top_k and --image_size can't be negative: correct them")
+    if args.out and not args.out.endswith(KINDS):
+        raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")
+    cli.check_file(args.out, "--out")
+    runtime.keep_programs()
+    runtime.keep_memory()
+    with cli.logging_to(None):
+        weights = pretrained.read(args.checkpoint, image_size=args.image_size)
+        result = predict(weights, args.images, args.top_k, args.image_size)
+    if args.out:
+        write(args.out, result)
+    else:
+        show(result)
+    if result["unreadable"]:
+        raise NegativeResult(
+            f"{len(result['unreadable'])} of the images can't be read, the first is "
+            f"{result['unreadable'][0]}: they are left out"
+        )
 
+
+COMMAND = cli.Command("predict", __doc__, work, add_arguments)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from vit_jax import config as configs
 from vit_jax.distributed import hardware, runtime
-from vit_jax.train import experiment
+from vit_jax.train.experiment import Experiment
 
 CONFIG = ROOT / "configs/step.py"
 
@@ -57,7 +57,7 @@ def test_without_glibc_nothing_is_told(monkeypatch):
 def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     settings = ["image_size=32", "model.width=48", "model.depth=1", "data.batch_size=2"]
     config = configs.load(f"{CONFIG}:Ti/16", [f"--config.{setting}" for setting in settings])
-    job = experiment.on_devices(config, None, jax.devices()[:1])
+    job = Experiment.on_devices(config, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
         plain, ours = (

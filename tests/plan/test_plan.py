@@ -29,7 +29,8 @@ from vit_jax.plan import (
     suggestions,
     topology,
 )
-from vit_jax.train import experiment, loop
+from vit_jax.train import loop
+from vit_jax.train.experiment import Experiment
 
 V5E = hardware.TPUS["v5e"]
 BF = "{1,0:T(8,128)(2,1)}"
@@ -612,9 +613,9 @@ def loaded(location: str, *settings: str):
     return configs.load(location, [f"--config.{text}" for text in settings])
 
 
-def job_of(config, *extents: int, slices: int = 1) -> experiment.Job:
+def job_of(config, *extents: int, slices: int = 1) -> Experiment:
     """What `compilation.make_job` gives, for chips that only these tests know."""
-    return experiment.on_devices(config, V5E, pod(*extents, slices=slices))
+    return Experiment.on_devices(config, pod(*extents, slices=slices), V5E)
 
 
 @pytest.fixture(scope="module")
@@ -869,7 +870,7 @@ class Lowered(Exception):
 
 def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monkeypatch):
     config = loaded(tiny, "mesh.fsdp=2", "mesh.zero=True", "accum_steps=2", "prng=rbg")
-    job = experiment.on_devices(config, V5E, jax.devices())
+    job = Experiment.on_devices(config, None, V5E)
     with jax.set_mesh(job.mesh):
         wanted = job.train_step.lower(job.state, job.batch).as_text()
 

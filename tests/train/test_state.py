@@ -52,7 +52,7 @@ def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(trunk, tmp_pat
         assert [line[key] for line in branch] == [line[key] for line in planned[8:]], key
     assert same_bits(final_params(tmp_path / "planned"), final_params(tmp_path / "branch"))
     assert not same_bits(final_params(workdir), final_params(tmp_path / "branch"))
-    assert f"branches off from {point}" in (tmp_path / "branch/log.txt").read_text()
+    assert f"branches from {point}" in (tmp_path / "branch/log.txt").read_text()
 
 
 def test_a_branch_is_continued_from_its_own_checkpoints(trunk, tmp_path):

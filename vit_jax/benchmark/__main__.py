@@ -8,14 +8,13 @@ import argparse
 import importlib
 import json
 import logging
-import pathlib
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli, errors
-from vit_jax import config as configs
+from vit_jax import cli
+from vit_jax.errors import UserError
 
 PARTS = {
     "step": "the training step and inference: images/s, MFU, memory, compilation; without data",
@@ -29,10 +28,9 @@ MODULES = {
     "checkpoint": "vit_jax.benchmark.checkpoint",
     "startup": "vit_jax.benchmark.startup",
 }
-DEFAULT = str(pathlib.Path(__file__).parent.parent.parent / "configs/step.py")
 
 
-def add_arguments(part: str, parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, part: str) -> None:
     """The arguments of one benchmark; declared here so that --help needs no TensorFlow."""
     parser.add_argument(
         "--runs",
@@ -86,38 +84,30 @@ def table(rows: list[dict]) -> Table:
     return shown
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.benchmark", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    commands = parser.add_subparsers(dest="part", required=True, metavar="|".join(PARTS))
-    for name, text in PARTS.items():
-        part = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        wanted = dict(required=True) if name == "data" else dict(default=DEFAULT)
-        part.add_argument(
-            "--config", metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides", **wanted
-        )
-        add_arguments(name, part)
-        part.add_argument(
-            "--json", metavar="FILE", help="write the result here: name, unit, median, runs of each"
-        )
-        part.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
+def work(args) -> None:
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if args.runs < 1:
+        raise UserError(f"--runs={args.runs} is too few: give 1 or more")
+    rows = importlib.import_module(MODULES[args.part]).run(args.config, args)
+    if args.part == "data" and args.alone:
+        print(json.dumps(rows))
+        return
+    Console().print(table(rows))
+    cli.write_json(args.json, rows)
 
-    def work():
-        config = configs.load(args.config, overrides)
-        cli.check(args.json)
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        if args.runs < 1:
-            raise errors.UserError(f"--runs={args.runs} is too few: give 1 or more")
-        rows = importlib.import_module(MODULES[args.part]).run(config, args, overrides)
-        if args.part == "data" and args.alone:
-            return print(json.dumps(rows))
-        Console().print(table(rows))
-        cli.write(args.json, rows)
 
-    return cli.run(work, args.debug)
+COMMAND = cli.Command(
+    "benchmark",
+    __doc__,
+    work,
+    add_arguments,
+    parts=PARTS,
+    config="--config.KEY=VALUE overrides",
+    default_configs=dict.fromkeys(("step", "checkpoint", "startup"), "configs/step.py"),
+    json="write the result here: name, unit, median, runs of each",
+)
 
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

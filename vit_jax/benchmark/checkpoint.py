@@ -11,18 +11,18 @@ from etils import epath
 from vit_jax.benchmark.rows import row
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
-from vit_jax.train import experiment
 from vit_jax.train import state as states
+from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import timed
 
 
-def run(config, args, overrides) -> list[dict]:
+def run(config, args) -> list[dict]:
     """Saves and restores a fresh state of the config's model.
 
     Raises:
       UserError: `args.folder` is not empty, or a save failed.
     """
-    job = experiment.on_devices(config, None, jax.devices())
+    job = Experiment.on_devices(config)
     with tempfile.TemporaryDirectory() as temporary, jax.set_mesh(job.mesh):
         folder = epath.Path(args.folder or temporary)
         if folder.exists() and any(folder.iterdir()):
@@ -50,7 +50,7 @@ def measure(config, job, folder, runs: int) -> tuple[list[float], list[float], l
     """Seconds that each save held up, that it took, and that its restoring took; bytes of the
     state.
     """
-    state = states.fresh_state(config, job.model, job.optimizer, job.state)
+    state = states.fresh_state(config, job.model, job.tx, job.state)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     held, saved, restored = [], [], []
     with Checkpointer(folder, config.checkpoint) as checkpointer:

@@ -197,8 +197,8 @@ def commands(config, args, overrides: list[str]) -> dict[str, list[str]]:
         "-m",
         "vit_jax.benchmark",
         "data",
-        f"--config={args.config}",
-        *overrides,
+        f"--config={args.location}",
+        *args.overrides,
         "--alone",
         images,
     ]
@@ -250,7 +250,7 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     return rows
 
 
-def run(config, args, overrides: list[str]):
+def run(config, args):
     """All rows: `name`, `unit`, `median`, `runs`."""
     if config.data.batch_size > args.images:
         raise UserError(
@@ -266,7 +266,7 @@ def run(config, args, overrides: list[str]):
             "config key image_size=0 is for evaluate only: give that of a training, as 224"
         )
     kind, count = chips_of(args.topology) if args.topology else ("", 0)
-    peers = commands(config, args, overrides) if args.against else {}
+    peers = commands(config, args, args.overrides) if args.against else {}
     source = sources.open_training(config.data)
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)

@@ -58,9 +58,9 @@ def first_step(
     return seconds, metrics["perf/compile_s"]
 
 
-def run(config, args, overrides) -> list[dict]:
+def run(config, args) -> list[dict]:
     """Starts every command `args.runs` times in processes of their own."""
-    train = [f"--config={args.config}", *overrides]
+    train = [f"--config={args.location}", *args.overrides]
     commands = {
         "--help": [*TRAIN, "--help"],
         "an error in the config": [*TRAIN, *train, "--config.no_such_key=1"],

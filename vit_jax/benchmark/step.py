@@ -14,9 +14,8 @@ from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
 from vit_jax.models.flops import model_flops
-from vit_jax.plan import compilation
-from vit_jax.train import experiment
 from vit_jax.train import state as states
+from vit_jax.train.experiment import Experiment, total_bytes
 from vit_jax.train.timer import timed
 
 WARMUP = 2  # calls that are not counted
@@ -77,12 +76,12 @@ def random_batch(abstract: dict, num_classes: int) -> dict:
 
 def measure(config, args, product: float) -> list[dict]:
     """Rows of one model."""
-    job = experiment.on_devices(config, None, jax.devices())
+    job = Experiment.on_devices(config)
     name, size = f"{config.model.variant}, {config.data.batch_size} images", config.data.batch_size
     with jax.set_mesh(job.mesh):
         lowered, tracing = timed(job.train_step.lower, job.state, job.batch)
         compiled, compiling = timed(lowered.compile)
-        state = states.fresh_state(config, job.model, job.optimizer, job.state)
+        state = states.fresh_state(config, job.model, job.tx, job.state)
         batch = random_batch(job.batch, job.model.num_classes)
 
         def update():
@@ -110,14 +109,14 @@ def measure(config, args, product: float) -> list[dict]:
             if peak
         ),
         ("inference", "images/s", [size / seconds for seconds in inference]),
-        ("memory of the step, per device", "MiB", [compilation.total_bytes(compiled) / 2**20]),
+        ("memory of the step, per device", "MiB", [total_bytes(compiled) / 2**20]),
         ("tracing", "s", [tracing]),
         ("compilation", "s", [compiling]),
     ]
     return [row(f"{name}: {what}", unit, runs) for what, unit, runs in found]
 
 
-def run(config, args, overrides) -> list[dict]:
+def run(config, args) -> list[dict]:
     """Rows of every model.
 
     Raises:

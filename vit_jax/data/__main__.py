@@ -8,12 +8,12 @@ import importlib
 import logging
 import sys
 
-from vit_jax import cli, errors
-from vit_jax import config as configs
+from vit_jax import cli
+from vit_jax.errors import NegativeResult
 
-COMMANDS = {
+PARTS = {
     "show": "the ids and random draws of one global batch",
-    "check": "whether every data set of the config is there and sound",
+    "check": "whether every data set of the config is there and valid",
     "prepare": "download, convert or shrink data sets",
 }
 MODULES = {
@@ -23,20 +23,20 @@ MODULES = {
 }
 
 
-def add_arguments(command: str, parser) -> None:
+def add_arguments(parser, part: str) -> None:
     """The arguments of one command; declared here so that --help needs no TensorFlow."""
-    if command == "show":
+    if part == "show":
         parser.add_argument(
             "--step", type=int, default=0, help="number of updates done before it (default: 0)"
         )
-    if command == "check":
+    if part == "check":
         parser.add_argument(
             "--out", metavar="DIR", default="data_check", help="for the contact sheets"
         )
         parser.add_argument(
             "--scan", action="store_true", help="decode every image, and name the corrupt ones"
         )
-    if command == "prepare":
+    if part == "prepare":
         parser.add_argument(
             "--from", dest="source", metavar="DIR", help="of imagenet21k: the folder of class tars"
         )
@@ -53,36 +53,28 @@ def add_arguments(command: str, parser) -> None:
         )
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.data", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument(
-            "--config", required=True, metavar="FILE.py[:ARG]", help="--config.KEY=VALUE overrides"
-        )
-        add_arguments(name, command)
-        command.add_argument("--json", metavar="FILE", help="write the result here")
-        command.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
+def work(args) -> None:
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal can't show every file name
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    with cli.logging_to(None):
+        result = importlib.import_module(MODULES[args.part]).run(args.config, args)
+    cli.write_json(args.json, result)
+    if not result.get("ready", True):
+        raise NegativeResult(result["summary"])
 
-    def work():
-        config = configs.load(args.config, overrides)
-        cli.check(args.json)
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # file names need not be text that a terminal can show
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        with cli.logging_to(None):
-            result = importlib.import_module(MODULES[args.command]).run(config, args)
-        cli.write(args.json, result)
-        if not result.get("ready", True):
-            raise errors.NegativeResult(result["summary"])
 
-    return cli.run(work, args.debug)
+COMMAND = cli.Command(
+    "data",
+    __doc__,
+    work,
+    add_arguments,
+    parts=PARTS,
+    config="--config.KEY=VALUE overrides",
+    json="write the result here",
+    recovery="finished files are kept, and the same command continues",
+)
 
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ import tempfile
 
 import jax
 
+from vit_jax.distributed import processes
 from vit_jax.errors import UserError
 
 # Where one of them is set, it decides about compiled programs.
@@ -95,3 +96,14 @@ def keep_memory() -> None:
 def release_memory() -> None:
     """Gives back what is free, as after compiling and initialising."""
     glibc("malloc_trim")(0)
+
+
+def start() -> None:
+    """Readies this process to compute: it joins its job, if there is one, and keeps what it compiles.
+
+    Raises:
+      UserError: the job can't be joined.
+    """
+    processes.start()
+    keep_programs()
+    keep_memory()

@@ -75,8 +75,8 @@ def stall_timeout() -> int:
     return int(text)
 
 
-def run(main: Callable[[], None], debug: bool) -> int:
-    """`errors.run` for a command of several processes: one that fails tells the others and leaves
+def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
+    """`cli.run` for a command of several processes: one that fails tells the others and leaves
     without them.
 
     In good order it would wait for them, and they for the result of a computation that it no longer
@@ -97,7 +97,7 @@ def run(main: Callable[[], None], debug: bool) -> int:
             raise
 
     try:
-        code = cli.run(reporting, debug)
+        code = cli.run(reporting, debug, recovery)
     except BaseException:
         if not jax.distributed.is_initialized():
             raise

@@ -14,7 +14,7 @@ import jax
 from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
-from vit_jax.distributed import preflight, processes, runtime, sharding, watchdog
+from vit_jax.distributed import preflight, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import suite
 from vit_jax.weights import load as pretrained
@@ -61,38 +61,27 @@ def evaluate(config) -> dict[str, float]:
     return scalars
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.evaluate", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE.py[:ARG]",
-        help="what to evaluate on; --config.KEY=VALUE",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the metrics here")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
+def work(args) -> None:
+    runtime.start()
+    # In a job of several processes JAX would keep the signal for a save.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with cli.logging_to(None):
+        preflight.check(dict(configs.flatten(args.config)))
+        scalars = evaluate(args.config)
+    if jax.process_index() == 0:
+        print(json.dumps(scalars, indent=2))
+        cli.write_json(args.json, scalars)
 
-    def work():
-        config = configs.load(args.config, overrides)
-        cli.check(args.json)
-        processes.start()
-        runtime.keep_programs()
-        runtime.keep_memory()
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # of several processes JAX would keep it for a save
-        with cli.logging_to(None):
-            preflight.check(dict(configs.flatten(config)))
-            scalars = evaluate(config)
-        if jax.process_index() == 0:
-            print(json.dumps(scalars, indent=2))
-            cli.write(args.json, scalars)
 
-    return watchdog.run(work, args.debug)
-
+COMMAND = cli.Command(
+    "evaluate",
+    __doc__,
+    work,
+    config="what to evaluate on; --config.KEY=VALUE overrides",
+    json="write the metrics here",
+    run=watchdog.run,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

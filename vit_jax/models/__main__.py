@@ -72,16 +72,12 @@ def table() -> str:
     return "\n".join([line(head), line(rule), *(row(*entry) for entry in ROWS)])
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.models",
-        description=f"Prints the named models as a Markdown table, for {NUM_CLASSES} classes at {IMAGE_SIZE} x "
-        f"{IMAGE_SIZE} pixels. A multiply-add counts as 2 FLOPs.",
-    )
-    parser.parse_args(argv)
+def work(args) -> None:
     print(table())
-    return 0
 
+
+COMMAND = cli.Command("models", __doc__, work)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -8,21 +8,12 @@ import logging
 import math
 import sys
 
-from vit_jax import cli, errors
-from vit_jax import config as configs
+from vit_jax import cli
+from vit_jax.errors import NegativeResult, UserError
 from vit_jax.plan import topology
 
 
-def parse(argv: list[str]):
-    parser = cli.ArgumentParser(
-        "vit_jax.plan", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE.py[:ARG]",
-        help="experiment; --config.KEY=VALUE overrides",
-    )
+def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--topology", default="", metavar="CHIP:AxB", help="pod (default: config.topology)"
     )
@@ -42,43 +33,47 @@ def parse(argv: list[str]):
         metavar="N",
         help="of --search (default: %(default)s)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the plan here")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
-    if (
-        args.num_slices < 1
-        or args.max_compiles < 1
-        or not (args.hbm_gib is None or 0 < args.hbm_gib < math.inf)
-    ):
-        parser.error("--num_slices and --max_compiles must be at least 1, and --hbm_gib above 0")
-    return args, overrides
 
 
-def main(argv: list[str]) -> int:
-    args, overrides = parse(argv)
+def check_arguments(args) -> None:
+    if args.num_slices < 1:
+        raise UserError(f"--num_slices={args.num_slices} is too few: give 1 or more")
+    if args.max_compiles < 1:
+        raise UserError(f"--max_compiles={args.max_compiles} is too few: give 1 or more")
+    if args.hbm_gib is not None and not 0 < args.hbm_gib < math.inf:
+        raise UserError(f"--hbm_gib={args.hbm_gib} is not above 0: give the GiB of a chip")
+    if not args.topology:
+        raise UserError("--topology is missing: name a pod, such as --topology=v5e:16x16")
 
-    def work():
-        config = configs.load(args.config, overrides)
-        args.topology = args.topology or config.topology
-        if not args.topology:
-            raise errors.UserError("--topology is missing: name a pod, as --topology=v5e:16x16")
-        chip, _ = topology.parse(args.topology)
-        cli.check(args.json)
-        topology.prepare_environment()
-        logging.getLogger("vit_jax").setLevel(logging.ERROR)
-        from vit_jax.plan import report, run
 
-        plan = run.run(config, args, args.hbm_gib or chip.hbm_gib)
-        report.show(plan)
-        cli.write(args.json, plan)
-        if not plan["fits"]:
-            raise errors.NegativeResult(
-                f"{args.config} does not fit on {args.topology}: {plan['hbm_gib']['total']:.2f} "
-                f"GiB of {plan['hbm_limit_gib']:.2f} GiB per chip: {plan['suggestions'][0]}"
-            )
+def work(args) -> None:
+    args.topology = args.topology or args.config.topology
+    check_arguments(args)
+    chip, _ = topology.parse(args.topology)
+    topology.prepare_environment()
+    logging.getLogger("vit_jax").setLevel(logging.ERROR)
+    from vit_jax.plan import report, run
 
-    return cli.run(work, args.debug)
+    plan = run.run(args, args.hbm_gib or chip.hbm_gib)
+    report.show(plan)
+    cli.write_json(args.json, plan)
+    if not plan["fits"]:
+        raise NegativeResult(
+            f"{args.location} does not fit on {args.topology}: {plan['hbm_gib']['total']:.2f} GiB "
+            f"of {plan['hbm_limit_gib']:.2f} GiB per chip: {plan['suggestions'][0]}"
+        )
 
+
+COMMAND = cli.Command(
+    "plan",
+    __doc__,
+    work,
+    add_arguments,
+    config="experiment; --config.KEY=VALUE overrides",
+    json="write the plan here",
+)
+
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

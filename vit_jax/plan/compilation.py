@@ -9,8 +9,7 @@ import jax
 
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
-from vit_jax.train import experiment
-from vit_jax.train.experiment import Job
+from vit_jax.train.experiment import Experiment, Job, total_bytes
 
 GIB = 2**30
 CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
@@ -33,12 +32,13 @@ def make_job(config, topology_name: str, num_slices: int) -> Job:
       UserError: config and topology do not fit together.
     """
     chip, _ = topology.parse(topology_name)
-    return experiment.on_devices(config, chip, topology.devices(topology_name, num_slices))
+    devices = topology.devices(topology_name, num_slices)
+    return Experiment.on_devices(config, devices, chip)
 
 
 def remake(job: Job, config) -> Job:
     """The same pod with another config."""
-    return experiment.on_devices(config, job.chip, job.mesh.devices.reshape(-1).tolist())
+    return Experiment.on_devices(config, job.mesh.devices.flatten().tolist(), job.chip)
 
 
 def compile_job(job: Job) -> Compiled:
@@ -54,13 +54,6 @@ def compile_job(job: Job) -> Compiled:
     return Compiled(
         time.perf_counter() - start, constraints, total_bytes(compiled), Program(compiled.as_text())
     )
-
-
-def total_bytes(compiled) -> int:
-    """Memory of one device while a compiled step runs: state, batch, and what it holds meanwhile."""
-    memory = compiled.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
 def needed_bytes(error: Exception) -> float:

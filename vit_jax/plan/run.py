@@ -6,16 +6,16 @@ import jax
 
 from vit_jax.errors import UserError, one_line
 from vit_jax.plan import compilation, figures, report, search
-from vit_jax.train import experiment
+from vit_jax.train.experiment import Experiment
 
 
-def plan(job: experiment.Job, args, limit_gib: float) -> dict:
+def plan(job: Experiment, args, limit_gib: float) -> dict:
     """The JSON of a plan, from the compiler."""
-    named = dict(config=args.config, topology=args.topology, num_slices=args.num_slices)
+    named = dict(config=args.location, topology=args.topology, num_slices=args.num_slices)
     return named | figures.estimate(job, compilation.compile_job(job), limit_gib)
 
 
-def attempt(job: experiment.Job, settings: dict, config, args, limit_gib: float) -> dict:
+def attempt(job: Experiment, settings: dict, config, args, limit_gib: float) -> dict:
     """A candidate of a search with its plan, or with the error that it led to."""
     try:
         return dict(settings=settings, plan=plan(compilation.remake(job, config), args, limit_gib))
@@ -23,11 +23,11 @@ def attempt(job: experiment.Job, settings: dict, config, args, limit_gib: float)
         return dict(settings=settings, error=one_line(error)[:200])
 
 
-def run(config, args, limit_gib: float) -> dict:
-    """The plan of a config, or with `--search` the best one that was found, with the others in
+def run(args, limit_gib: float) -> dict:
+    """The plan of `args.config`, or with `--search` the best one that was found, with the others in
     `tried`.
     """
-    job = compilation.make_job(config, args.topology, args.num_slices)
+    job = compilation.make_job(args.config, args.topology, args.num_slices)
     if not args.search:
         return plan(job, args, limit_gib)
     tried = []

@@ -1,12 +1,19 @@
-"""From a config to what is trained: model, optimizer, state and step."""
+"""From a config to what is trained: steps, mesh, model, optimizer, state and step.
+
+Everything here is shapes and places: no array is made, and no record is read. So the same code says
+what a run will be (`--dry_run`), compiles it for a pod that is not at hand (`vit_jax.plan`), and
+trains.
+"""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import optax
+from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.data import to_device
@@ -15,34 +22,116 @@ from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models import classifier, create
-from vit_jax.train import optim, step
+from vit_jax.models import create
+from vit_jax.models.classifier import Classifier
+from vit_jax.train import optim
 from vit_jax.train import state as states
+from vit_jax.train import step as steps
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a config means on a mesh."""
+
+    config: Any
+    facts: catalog.Facts  # of the training data
+    total_steps: int  # updates of the whole run
+    mesh: Mesh | AbstractMesh
+    model: Classifier
+    tx: optax.GradientTransformation
+    schedule: Callable  # updates done -> learning rate
+    chip: hardware.Tpu | None = None  # that the mesh is made of, if a plan needs to know it
+
+    @classmethod
+    def build(cls, config, facts, mesh, chip=None) -> "Experiment":
+        """Puts the parts together.
+
+        Args:
+          facts: of the training data: `catalog.declared` or `catalog.found`.
+          mesh: of devices, which may only be described, or abstract.
+
+        Raises:
+          UserError: they do not fit together.
+        """
+        total_steps = plan_steps(config, facts.num_examples)
+        sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
+        model = make_model(config, facts.num_classes)
+        sharding.check_model(model, mesh)
+        tx, schedule = make_optimizer(config, model, total_steps)
+        return cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
+
+    @classmethod
+    def declared(cls, config) -> "Experiment":
+        """What `config` declares, without devices and data; an axis of -1 counts as 1."""
+        mesh = meshes.abstract_mesh(config.mesh)
+        return cls.build(config, catalog.declared(config), mesh)
+
+    @classmethod
+    def on_devices(cls, config, devices: list | None = None, chip=None) -> "Experiment":
+        """What `config` means on these devices (default: all of the job), without data."""
+        devices = jax.devices() if devices is None else devices
+        mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
+        return cls.build(config, catalog.declared(config), mesh, chip)
+
+    @property
+    def num_chips(self) -> int:
+        return self.mesh.devices.size
+
+    @functools.cached_property
+    def state(self) -> steps.TrainState:
+        """The state as ShapeDtypeStructs with shardings."""
+        return states.abstract_state(self.config, self.model, self.tx, self.mesh)
+
+    @functools.cached_property
+    def batch(self) -> dict:
+        """A batch likewise."""
+        config = self.config
+        return to_device.abstract_batch(
+            self.mesh, config.data.batch_size, config.image_size, self.facts.set_size
+        )
+
+    @functools.cached_property
+    def train_step(self) -> Callable:
+        """train_step(state, batch) -> (state, metrics), jitted; the state is donated."""
+        return make_train_step(
+            self.config, self.mesh, self.model, self.tx, self.schedule, self.state
+        )
+
+    @property
+    def meta(self) -> dict:
+        """What a checkpoint says of itself, as JSON."""
+        return dict(
+            config=configs.to_json(self.config),
+            model=create.fields(self.model),
+            class_names=self.facts.class_names,
+        )
 
 
 def plan_steps(config, num_examples: int) -> int:
     """The number of updates of the run."""
     if not config.total_steps and not config.total_epochs:
         raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
-    steps = config.total_steps or round(config.total_epochs * num_examples / config.data.batch_size)
+    epochs = config.total_epochs
+    steps = config.total_steps or round(epochs * num_examples / config.data.batch_size)
     if steps < 1:
         raise UserError(
-            f"total_epochs={config.total_epochs} of {num_examples} examples is less than one batch "
-            f"of {config.data.batch_size}: train longer or use a smaller batch"
+            f"total_epochs={epochs} of {num_examples} examples is less than one batch of "
+            f"{config.data.batch_size}: train longer or use a smaller batch"
         )
     return steps
 
 
-def make_model(config, num_classes: int) -> classifier.Classifier:
+def make_model(config, num_classes: int) -> Classifier:
     """The model that `config.model` describes: its variant, and what differs from the defaults."""
     unset = configs.defaults().model
+    apart = ("variant", "num_classes")
     fields = {
-        k: v
-        for k, v in config.model.items()
-        if v != unset[k] and k not in ("variant", "num_classes")
+        name: value
+        for name, value in config.model.items()
+        if value != unset[name] and name not in apart
     }
     return create.create(config.model.variant, num_classes, config.image_size, **fields)
 
@@ -64,14 +153,12 @@ def make_optimizer(config, model, total_steps: int):
 
 
 def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is and is
-    donated.
-    """
+    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is."""
 
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    train_step = step.make_train_step(
+    train_step = steps.make_train_step(
         apply_fn,
         tx,
         schedule,
@@ -83,48 +170,19 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         ema_decay=config.optim.ema_decay,
         max_skipped=config.max_skipped,
     )
-    place = states.shardings(abstract), None
     return jax.jit(
         train_step,
         donate_argnums=0,
-        out_shardings=place,
+        out_shardings=(states.shardings(abstract), None),
         compiler_options=hardware.compiler_options(mesh),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a config would be on a pod: shapes and places alone."""
-
-    config: Any
-    chip: hardware.Tpu | None  # None: the devices at hand
-    mesh: Mesh
-    model: Any
-    optimizer: Any
-    num_examples: int
-    total_steps: int
-    state: Any  # of ShapeDtypeStructs with shardings
-    batch: Any
-    train_step: Any  # jitted
-
-    @property
-    def num_chips(self) -> int:
-        return self.mesh.devices.size
+def total_bytes(compiled) -> int:
+    """Memory of one device while a compiled step runs: state, batch, and what it holds meanwhile."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
-def on_devices(config, chip: hardware.Tpu | None, devices: list) -> Job:
-    """What a config is on those devices, which may be described ones."""
-    facts = catalog.declared(config)
-    total_steps = plan_steps(config, facts.num_examples)
-    mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
-    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    model = make_model(config, facts.num_classes)
-    sharding.check_model(model, mesh)
-    tx, schedule = make_optimizer(config, model, total_steps)
-    with jax.set_mesh(mesh):
-        state = states.abstract_state(config, model, tx, mesh)
-    batch = to_device.abstract_batch(mesh, config.data.batch_size, config.image_size)
-    train_step = make_train_step(config, mesh, model, tx, schedule, state)
-    return Job(
-        config, chip, mesh, model, tx, facts.num_examples, total_steps, state, batch, train_step
-    )
+Job = Experiment

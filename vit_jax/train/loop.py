@@ -1,14 +1,11 @@
-"""Training, as a story: config -> mesh -> data -> model -> state -> loop -> evaluation ->
-checkpoint.
-
-python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--dry_run] [--debug]
-"""
+"""Training, as a story: data, experiment, evaluations, state, and the loop over steps."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from etils import epath
@@ -20,14 +17,54 @@ from vit_jax.distributed import hardware, preemption, preflight, runtime, shardi
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.models import create
 from vit_jax.models.flops import model_flops
-from vit_jax.train import experiment, metrics, nonfinite, step, summary, workdir
+from vit_jax.train import metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
+from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
-from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
+
+
+def train(config, folder: epath.Path) -> None:
+    """The whole of a run, which writes to `folder`."""
+    source = open_training_data(config)
+    mesh = meshes.make_mesh(config.mesh)
+    experiment = Experiment.build(config, catalog.found(config, source), mesh)
+    evaluations = open_evaluations(experiment, folder)
+    workdir.check(folder, config, source.fingerprint)
+    preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    for line in summary.head(experiment, experiment.state.params):
+        log.info(line)
+    timer = make_timer(experiment)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint)
+        stack.enter_context(checkpointer)
+        compiling = compile_meanwhile(experiment)
+        first, state = states.start_state(experiment, checkpointer)
+        workdir.claim(folder, config, source.fingerprint)
+        pipeline = open_pipeline(experiment, source, folder)
+        writer = stack.enter_context(metrics.MetricWriter(folder, first))
+        train_step, timer.compile_s = compiling.result()
+        runtime.release_memory()
+        loop = Loop(
+            experiment=experiment,
+            folder=folder,
+            train_step=train_step,
+            pipeline=pipeline,
+            evaluations=evaluations,
+            eval_steps=suite.make_steps(config, experiment.model),
+            checkpointer=checkpointer,
+            writer=writer,
+            timer=timer,
+            bar=metrics.ProgressBar(experiment.total_steps, first),
+            profiler=ProfilerWindow(folder / "profile", **config.profile),
+            nonfinite=make_guard(experiment, source, folder),
+            request=preemption.SaveRequest(),
+        )
+        loop.run(first, state)
 
 
 def due(number: int, every: int, total: int) -> bool:
@@ -37,51 +74,52 @@ def due(number: int, every: int, total: int) -> bool:
     return number == total or (every > 0 and number % every == 0)
 
 
+# --- what the loop is made of; TensorFlow is imported here and not before ---
+
+
 def open_training_data(config):
-    """Opens the training split; returns (source, facts)."""
+    """The training split as a source."""
     from vit_jax.data.sources import open as sources
 
-    source = sources.open_training(config.data)
-    return source, catalog.found(config, source)
+    return sources.open_training(config.data)
 
 
-def training_batches(config, mesh, source, start: int, total_steps: int, folder: epath.Path):
-    """Global batches on the mesh from step `start` on, and the pipeline behind them."""
-    from vit_jax.data import pipeline, to_device
+def open_evaluations(experiment: Experiment, folder: epath.Path) -> dict:
+    config = experiment.config
+    facts = experiment.facts
+    return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, folder)
 
-    size = config.data.batch_size
-    rows = sharding.local_rows(mesh, size)
-    host = pipeline.train_pipeline(config, source, rows, total_steps)
+
+def open_pipeline(experiment: Experiment, source, folder: epath.Path):
+    """From the source to batches on the host."""
+    from vit_jax.data import pipeline
+
+    config = experiment.config
+    rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
+    host = pipeline.train_pipeline(config, source, rows, experiment.total_steps)
     host.bad.list_in(folder, "train")
-    batches = host.batches(start)
-    return to_device.to_device(batches, mesh, rows, size, config.data.prefetch, host.stages), host
+    return host
 
 
-def abstract_batch(config, mesh, source) -> dict:
-    """Shapes and places of those batches."""
+def device_batches(experiment: Experiment, pipeline, first: int) -> Iterator[dict]:
+    """Global batches on the mesh, from that of the update after `first` on."""
     from vit_jax.data import to_device
 
-    return to_device.abstract_batch(
-        mesh, config.data.batch_size, config.image_size, source.set_size
+    data = experiment.config.data
+    rows = sharding.local_rows(experiment.mesh, data.batch_size)
+    batches = pipeline.batches(first)
+    return to_device.to_device(
+        batches, experiment.mesh, rows, data.batch_size, data.prefetch, pipeline.stages
     )
 
 
-def batch_ids(config, source) -> Callable[[int], list[int]]:
-    """f(update, counted from 1) -> ids of the examples of its global batch."""
-    from vit_jax.data import order
-
-    return lambda number: order.ids(config, source.parts, number - 1)
-
-
-def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
-    """Compiles a step in a thread, while the state is made or read; the result is (compiled step,
-    seconds).
-    """
-    mesh = jax.sharding.get_mesh()
+def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
+    """Compiles the step in a thread, while the state is made or read: (compiled step, seconds)."""
 
     def work():
-        with jax.set_mesh(mesh), runtime.without_collections():
-            return timed(lambda: train_step.lower(*shapes).compile())
+        with jax.set_mesh(experiment.mesh), runtime.without_collections():
+            lower = experiment.train_step.lower
+            return timed(lambda: lower(experiment.state, experiment.batch).compile())
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(work)
@@ -89,190 +127,171 @@ def compile_meanwhile(train_step, *shapes) -> concurrent.futures.Future:
     return future
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What stays the same while the loop runs."""
+def make_timer(experiment: Experiment) -> StepTimer:
+    peak = hardware.peak_flops(jax.devices()[0].device_kind)
+    flops = 3 * model_flops(experiment.model)
+    return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
-    config: object
+
+def make_guard(experiment: Experiment, source, folder: epath.Path) -> nonfinite.SkippedUpdates:
+    from vit_jax.data import order
+
+    def ids(number: int) -> list[int]:
+        """The examples in the batch of an update, counted from 1."""
+        return order.ids(experiment.config, source.parts, number - 1)
+
+    return nonfinite.SkippedUpdates(experiment.config.max_skipped, folder, ids)
+
+
+# --- the loop ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Updates until the last step, with logging, evaluation and checkpoints at their own cadence."""
+
+    experiment: Experiment
     folder: epath.Path
-    total_steps: int
-    train_step: Callable
+    train_step: Callable  # compiled
+    pipeline: object
+    evaluations: dict
     eval_steps: suite.Steps
-    evals: dict
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: StepTimer
-    skipped: nonfinite.SkippedUpdates
-    meta: dict
+    bar: metrics.ProgressBar
+    profiler: ProfilerWindow
+    nonfinite: nonfinite.SkippedUpdates
+    request: preemption.SaveRequest
 
-    def loop(self, first: int, state: step.TrainState, batches, host) -> None:
-        """Updates until `total_steps`, with logging, evaluation and checkpoints at their own
-        cadence.
+    @property
+    def total_steps(self) -> int:
+        return self.experiment.total_steps
+
+    def run(self, first: int, state: step.TrainState) -> None:
+        """Trains on after `first` updates, and says how it went.
+
+        Raises:
+          Preempted: SIGTERM came, and the state is saved.
+          NegativeResult: the run can't go on.
         """
-        config, total, timer, number = self.config, self.total_steps, self.timer, first
-        profiler = ProfilerWindow(
-            self.folder / "profile", config.profile.first_step, config.profile.num_steps
-        )
-        bar = metrics.ProgressBar(total, first)
-        request, stop = preemption.SaveRequest(), False
-        step_metrics, scalars, stalls = {}, {}, {}
         log.info("training from step %d", first)
-        try:
-            for number in range(first + 1, total + 1):
-                watchdog.progress.mark(f"step {number}")
-                profiler.before_step(number)
-                state, step_metrics = timer.step(self.train_step, state, timer.next_batch(batches))
-                bar.advance(number)
-                stop, scalars = request.due(), {}
-                if due(number, config.log_every, total):
-                    scalars |= (
-                        timer.report()
-                        | self.look(number, step_metrics)
-                        | {"data/skipped": len(host.bad)}
-                    )
-                    bar.report(number, scalars)
-                    if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
-                        log.warning(waiting)
-                saving = due(number, config.checkpoint.every, total)
-                try:
-                    scalars |= self.evaluate(number, state, saving, request.until_due)
-                except preemption.Interrupted:
-                    stop = True
-                if stop:
-                    break
-                if scalars:  # written before the save: a kill between them loses no line
-                    self.write(number, scalars | stalls)
-                    stalls = {}
-                if saving:
-                    stalls = self.save(number, state, step_metrics, scalars)
-            if stop:  # there is little time: save first
-                self.save(number, state, step_metrics, {})
-            self.settle(number, state, step_metrics, scalars)
-            if stop and (scalars := scalars | self.evaluate(number, state, False)):
-                self.write(number, scalars | stalls)
-        finally:
-            profiler.stop()
-            bar.close()
-        metrics.show_summary(self.folder, timer.totals())
-        if stop and number < total:
+        with self.bar, self.profiler:
+            number, state, step_metrics = self.updates(first, state)
+        metrics.show_summary(self.folder, self.timer.totals())
+        if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
-        if in_row := int(state.skipped_in_row):
-            counts = {"train/skipped_steps": state.skipped_steps, "train/skipped_in_row": in_row}
-            self.look(
-                number,
-                step_metrics if number > first else {"train/loss": math.nan, **counts},
-                at_end=True,
-            )
-        log.info("done: %d steps, results in %s", total, self.folder)
+        self.check_end(number, state, step_metrics)
+        log.info("done: %d steps, results in %s", self.total_steps, self.folder)
 
-    def look(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
-        """The metrics of a step, which may end the run."""
-        scalars = metrics.fetch(step_metrics)
-        self.skipped.look(number, scalars, at_end)
+    def updates(self, first: int, state: step.TrainState) -> tuple[int, step.TrainState, dict]:
+        """All updates, or those until a request to stop: (the last one, its state and metrics)."""
+        batches = device_batches(self.experiment, self.pipeline, first)
+        number = first
+        step_metrics = {}
+        scalars = {}
+        for number in range(first + 1, self.total_steps + 1):
+            watchdog.progress.mark(f"step {number}")
+            self.profiler.before_step(number)
+            batch = self.timer.next_batch(batches)
+            state, step_metrics = self.timer.step(self.train_step, state, batch)
+            self.bar.advance(number)
+            scalars = self.report(number, step_metrics)
+            if not self.request.due():
+                scalars |= self.evaluate(number, state, self.saves_at(number))
+            if self.request.received:
+                break
+            self.write(number, scalars)  # before the save: a kill between them loses no line
+            if self.saves_at(number):
+                self.save(number, state, step_metrics, scalars)
+        if self.request.received:  # there is little time: save first
+            self.save(number, state, step_metrics, {})
+        self.settle(number, state, step_metrics, scalars)
+        if self.request.received:
+            self.write(number, scalars | self.evaluate(number, state, False, until=iter))
+        return number, state, step_metrics
+
+    def report(self, number: int, step_metrics: dict) -> dict[str, float]:
+        """The line of metrics of this step, if one is due."""
+        if not due(number, self.experiment.config.log_every, self.total_steps):
+            return {}
+        scalars = self.timer.report() | self.check(number, step_metrics)
+        scalars["data/skipped"] = len(self.pipeline.bad)
+        self.bar.report(number, scalars)
+        slow = self.pipeline.stages.warning(scalars["perf/data_wait"], self.pipeline.threads)
+        if slow:
+            log.warning(slow)
         return scalars
 
-    def write(self, number: int, scalars: dict[str, float]) -> None:
-        self.checkpointer.poll()
-        self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
+    def evaluate(
+        self, number: int, state: step.TrainState, saving: bool, until: Callable | None = None
+    ) -> dict[str, float]:
+        """Runs the evaluations that are due; a request to stop cuts them short.
 
-    def settle(
-        self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict
-    ) -> None:
-        """Waits for the last save, and tries it again where it failed: no later state will stand
-        for this one.
+        Args:
+          saving: a checkpoint follows; if it is ranked by a metric, that is measured.
+          until: passes the batches of an evaluation on, as `SaveRequest.until_due` does.
         """
+        config = self.experiment.config
+
+        def is_due(name: str) -> bool:
+            ranks = saving and config.checkpoint.keep_best.startswith(f"eval/{name}/")
+            return ranks or due(number, config.evals[name].every, self.total_steps)
+
+        if not any(map(is_due, self.evaluations)):
+            return {}
+        params = step.eval_params(state)
+        until = until or self.request.until_due
+        with self.timer.paused("evaluation"):
+            try:
+                return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
+            except preemption.Interrupted:
+                return {}
+
+    def saves_at(self, number: int) -> bool:
+        return due(number, self.experiment.config.checkpoint.every, self.total_steps)
+
+    def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> None:
+        """Saves a state that is known to be finite; how long training waited is in the next line."""
+        watchdog.progress.mark(f"the save of step {number}")
+        self.check(number, step_metrics)
+        if not states.is_finite(state):
+            raise NegativeResult(
+                f"the state after step {number} is not finite, although loss and gradients were: "
+                "it is not saved, and earlier checkpoints are valid; lower optim.lr"
+            )
+        with self.timer.paused("checkpoints"):
+            arrays = states.as_dict(state)
+            stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
+        self.writer.add(stall)
+
+    def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict):
+        """Waits for the last save, and repeats it if it failed: no later state replaces it."""
         with self.timer.paused("checkpoints"):
             while not self.checkpointer.wait():
                 self.save(number, state, step_metrics, scalars)
 
-    def evaluate(
-        self, number: int, state: step.TrainState, saving: bool, until: Callable = iter
-    ) -> dict[str, float]:
-        """Runs what is due; a checkpoint that is ranked by a metric has it measured."""
-        ranked = self.config.checkpoint.keep_best
+    def write(self, number: int, scalars: dict[str, float]) -> None:
+        """One line of metrics, if there is anything to write."""
+        if not scalars:
+            return
+        self.checkpointer.poll()
+        self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
 
-        def wanted(name):
-            every = self.config.evals[name].every
-            return due(number, every, self.total_steps) or (
-                saving and ranked.startswith(f"eval/{name}/")
-            )
+    def check(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
+        """The metrics of a step as numbers, which may end the run."""
+        scalars = metrics.fetch(step_metrics)
+        self.nonfinite.check(number, scalars, at_end)
+        return scalars
 
-        if not any(map(wanted, self.evals)):
-            return {}
-        with self.timer.paused("evaluation"):
-            return suite.run(self.evals, self.eval_steps, step.eval_params(state), wanted, until)
-
-    def save(
-        self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict
-    ) -> dict[str, float]:
-        """Saves a state that is known to be sound; returns the time that it held the loop up, for
-        the next line.
-        """
-        watchdog.progress.mark(f"the save of step {number}")
-        self.look(number, step_metrics)
-        if not states.is_finite(state):
-            raise NegativeResult(
-                f"the state after step {number} is not finite, though loss and gradients were: it "
-                "is not saved, and earlier checkpoints are sound; lower optim.lr"
-            )
-        with self.timer.paused("checkpoints"):
-            return self.checkpointer.save(number, states.as_dict(state), self.meta, scalars)
-
-
-def train(config, folder: epath.Path) -> None:
-    """The whole of a run."""
-    mesh = meshes.make_mesh(config.mesh)
-    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    source, facts = open_training_data(config)
-    total_steps = experiment.plan_steps(config, facts.num_examples)
-    model = experiment.make_model(config, facts.num_classes)
-    sharding.check_model(model, mesh)
-    tx, schedule = experiment.make_optimizer(config, model, total_steps)
-    opened = suite.open_all(config, mesh, facts.class_names, facts.num_classes, folder)
-    workdir.check(folder, config, source.fingerprint)
-    preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
-    for line in summary.head(
-        config, model, adapt.abstract_params(model), facts, total_steps, schedule, mesh
-    ):
-        log.info(line)
-
-    peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    timer = StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
-    abstract = states.abstract_state(config, model, tx, mesh)
-    train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
-    eval_steps = suite.make_steps(config, model)
-    meta = dict(
-        config=configs.to_json(config), model=create.fields(model), class_names=facts.class_names
-    )
-    skipped = nonfinite.SkippedUpdates(config.max_skipped, folder, batch_ids(config, source))
-    with (
-        jax.set_mesh(mesh),
-        Checkpointer(folder / "checkpoints", config.checkpoint) as checkpointer,
-    ):
-        compiling = compile_meanwhile(train_step, abstract, abstract_batch(config, mesh, source))
-        first, state = states.start_state(
-            config, model, tx, mesh, abstract, total_steps, checkpointer
-        )
-        workdir.claim(folder, config, source.fingerprint)
-        batches, host = training_batches(config, mesh, source, first, total_steps, folder)
-        with metrics.MetricWriter(folder, first) as writer:
-            train_step, timer.compile_s = compiling.result()
-            runtime.release_memory()
-            parts = (train_step, eval_steps, opened, checkpointer, writer, timer, skipped, meta)
-            Run(config, folder, total_steps, *parts).loop(first, state, batches, host)
-
-
-def dry_run(config) -> None:
-    """Prints what a run would be, from shapes alone."""
-    facts = catalog.declared(config)
-    total_steps = experiment.plan_steps(config, facts.num_examples)
-    model = experiment.make_model(config, facts.num_classes)
-    _, schedule = experiment.make_optimizer(config, model, total_steps)
-    mesh = meshes.abstract_mesh(config.mesh)
-    sharding.check_model(model, mesh)
-    sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    params = adapt.abstract_params(model.with_scan(False))
-    for line in summary.head(config, model, params, facts, total_steps, schedule, mesh):
-        print(line)
-    print("\n".join(summary.sharding_lines(params, mesh)))
+    def check_end(self, number: int, state: step.TrainState, step_metrics: dict) -> None:
+        """Raises NegativeResult if the last updates of the run were skipped."""
+        if not int(state.skipped_in_row):
+            return
+        counts = {
+            "train/loss": math.nan,  # of a run that was done already, and is started again
+            "train/skipped_steps": state.skipped_steps,
+            "train/skipped_in_row": state.skipped_in_row,
+        }
+        self.check(number, step_metrics or counts, at_end=True)

@@ -48,7 +48,7 @@ def rewind(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-    cli.replace(path, "".join(kept))
+    cli.replace_file(path, "".join(kept))
 
 
 def fetch(step_metrics: dict) -> dict[str, float]:
@@ -66,7 +66,9 @@ class MetricWriter:
     def __init__(self, workdir: epath.Path, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
         self.leads = jax.process_index() == 0
-        self.tensorboard, self.waiting = None, []
+        self.tensorboard = None
+        self.waiting = []  # lines that could not be written yet
+        self.next = {}  # scalars that belong to the next line
         if self.leads:
             from clu import metric_writers  # imports TensorFlow
 
@@ -75,8 +77,14 @@ class MetricWriter:
                 str(workdir), just_logging=False
             )
 
+    def add(self, scalars: dict[str, float]) -> None:
+        """Keeps scalars for the next line."""
+        self.next |= scalars
+
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line per step: call once, with everything that the step measured."""
+        scalars = scalars | self.next
+        self.next = {}
         if not self.leads:
             return
         self.waiting.append(json.dumps({"step": step, **scalars}) + "\n")
@@ -152,7 +160,10 @@ class ProgressBar:
         if not self.live:
             log.info("step %d/%d  %s  ETA %s", step, self.total, text, duration(left))
 
-    def close(self) -> None:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
         self.bar.stop()
 
 

@@ -18,7 +18,7 @@ SHOWN = 8  # ids in the message
 
 
 class SkippedUpdates:
-    """Looks at what `step.make_train_step` counts."""
+    """Watches what `step.make_train_step` counts, and ends a run that can't recover."""
 
     def __init__(self, limit: int, folder: epath.Path, ids: Callable[[int], list[int]]):
         """
@@ -27,27 +27,33 @@ class SkippedUpdates:
           folder: where the report is written.
           ids: f(update, from 1) -> ids of the examples of its global batch.
         """
-        self.limit, self.folder, self.ids, self.told = limit, folder, ids, 0
+        self.limit = limit
+        self.folder = folder
+        self.ids = ids
+        self.num_reported = 0
 
-    def look(self, number: int, scalars: dict[str, float], at_end: bool) -> None:
-        """Told the metrics of update `number`.
+    def check(self, number: int, scalars: dict[str, float], at_end: bool) -> None:
+        """Checks the metrics of update `number`.
 
         Raises:
-          NegativeResult: `limit` updates in a row were left out, or the last ones of the run.
+          NegativeResult: `limit` updates in a row were skipped, or the last ones of the run.
         """
-        skipped, in_row = scalars["train/skipped_steps"], scalars["train/skipped_in_row"]
+        skipped = scalars["train/skipped_steps"]
+        in_row = scalars["train/skipped_in_row"]
         if in_row >= self.limit or (at_end and in_row):
             raise NegativeResult(self.report(number, in_row, scalars["train/loss"]))
-        if skipped > self.told:
+        if skipped > self.num_reported:
             log.warning(
-                "%d updates up to step %d were left out, because loss or gradients were not "
+                "%d updates up to step %d were skipped, because loss or gradients were not "
                 "finite; %d in a row end the run",
-                *(skipped, number, self.limit),
+                skipped,
+                number,
+                self.limit,
             )
-            self.told = skipped
+            self.num_reported = skipped
 
     def report(self, number: int, in_row: int, loss: float) -> str:
-        """Writes nonfinite.json, and returns what to tell."""
+        """Writes nonfinite.json, and returns the message."""
         first = number - in_row + 1
         updates = range(first, first + min(in_row, self.limit))
         ids = {update: self.ids(update) for update in updates}
@@ -59,6 +65,6 @@ class SkippedUpdates:
         return (
             f"loss or gradients were not finite in {len(updates)} updates in a row, from step "
             f"{first} on (loss at step {number}: {loss}; examples of step {first}: {shown}; of all "
-            f"in {path}): they were left out, and saved checkpoints are sound; lower optim.lr, set "
+            f"in {path}): they were skipped, and saved checkpoints are valid; lower optim.lr, set "
             "optim.grad_clip_norm, or look at the data"
         )

@@ -73,76 +73,84 @@ def to_this_layout(state: dict, model, abstract) -> step.TrainState:
     return step.TrainState(**jax.jit(change, out_shardings=shardings(as_dict(abstract)))(state))
 
 
-def branched_state(
-    config, total_steps: int, saved_as, model, abstract
-) -> tuple[int, step.TrainState]:
-    """The whole state of the checkpoint `config.branch_from` as (step, state).
+def saved_layout(experiment, meta: dict) -> dict:
+    """The state of an experiment as the checkpoint with these facts has it: its layer layout."""
+    model = experiment.model.with_scan(meta["model"].get("scan", False))
+    abstract = abstract_state(experiment.config, model, experiment.tx, experiment.mesh)
+    return as_dict(abstract)
 
-    Raises:
-      UserError: it is no checkpoint of such a run, is damaged, or not before the end of this run.
-    """
-    folder = checkpoint.absolute(config.branch_from)
-    if not (folder / "state").exists():
-        raise UserError(
-            f"config key branch_from={config.branch_from} is no checkpoint: give one by its step, "
-            f"as {checkpoint.find(config.branch_from)}"
-        )
-    meta = checkpoint.read_meta(folder)
+
+def check_branch(experiment, meta: dict) -> None:
+    """Raises UserError if the checkpoint with these facts does not go on as this experiment."""
+    config = experiment.config
+    name = f"config key branch_from={config.branch_from}"
     if "step" not in meta:
-        raise UserError(
-            f"config key branch_from={config.branch_from} names weights alone: use init_from for "
-            "them"
-        )
+        raise UserError(f"{name} has only weights: use init_from for them")
     different = workdir.differences(config, meta["config"], configs.shapes_state)
-    decays = meta["config"]["optim"]["ema_decay"], config.optim.ema_decay
-    if bool(decays[0]) != bool(decays[1]):
-        different.append(f"optim.ema_decay: {decays[0]} -> {decays[1]}")
+    before = meta["config"]["optim"]["ema_decay"]
+    now = config.optim.ema_decay
+    if bool(before) != bool(now):
+        different.append(f"optim.ema_decay: {before} -> {now}")
     if different:
         raise UserError(
-            f"config key branch_from={config.branch_from} names a run with another state "
-            f"({'; '.join(different)}): undo these differences, or start from its weights alone "
-            "with init_from"
+            f"{name} is of a run with another state ({'; '.join(different)}): undo these "
+            "differences, or start from its weights alone with init_from"
         )
-    if meta["step"] >= total_steps:
+    if meta["step"] >= experiment.total_steps:
         raise UserError(
-            f"config key branch_from={config.branch_from} is a checkpoint of step {meta['step']}, "
-            f"where this run of {total_steps} steps has ended: set total_steps to the steps of "
-            "both together"
+            f"{name} is a checkpoint of step {meta['step']}, but this run ends at step "
+            f"{experiment.total_steps}: set total_steps to the steps of both together"
         )
-    state = checkpoint.read_state(folder, saved_as)
-    log.info("branches off from %s", folder)
-    return meta["step"], to_this_layout(state, model, abstract)
+
+
+def branched_state(experiment) -> tuple[int, step.TrainState]:
+    """The whole state of the checkpoint `config.branch_from`, as (step, state).
+
+    Raises:
+      UserError: it is not a checkpoint of such a run, is damaged, or is after the end of this run.
+    """
+    path = experiment.config.branch_from
+    folder = checkpoint.absolute(path)
+    if not (folder / "state").exists():
+        raise UserError(
+            f"config key branch_from={path} is not a checkpoint: give one by its step, such as "
+            f"{checkpoint.find(path)}"
+        )
+    meta = checkpoint.read_meta(folder)
+    check_branch(experiment, meta)
+    state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
+    log.info("branches from %s", folder)
+    return meta["step"], to_this_layout(state, experiment.model, experiment.state)
 
 
 def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     """A state that starts from the weights of `config.init_from`, with a new head."""
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     adapt.check_same_function(weights, model)
-    params = scan_layout.relayout(
-        adapt.adapt(weights, model, True, config.init_allow), model.scan, jnp.stack
-    )
-    params = jax.tree.map(
-        lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding), params, abstract.params
-    )
+    params = adapt.adapt(weights, model, True, config.init_allow)
+    params = scan_layout.relayout(params, model.scan, jnp.stack)
+
+    def put(value, goal):
+        return jax.device_put(value.astype(goal.dtype), goal.sharding)
+
+    params = jax.tree.map(put, params, abstract.params)
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
-def start_state(
-    config, model, tx, mesh, abstract, total_steps: int, checkpointer
-) -> tuple[int, step.TrainState]:
-    """(updates done, state): of this workdir's newest checkpoint, else of `branch_from`, else of
-    `init_from` or the seed."""
-
-    def saved_as(meta):
-        return as_dict(
-            abstract_state(config, model.with_scan(meta["model"].get("scan", False)), tx, mesh)
-        )
-
-    if restored := checkpointer.restore(saved_as):
-        return restored[0], to_this_layout(restored[1], model, abstract)
+def start_state(experiment, checkpointer) -> tuple[int, step.TrainState]:
+    """(updates done, state) of the newest checkpoint in the workdir, else of `branch_from`, else
+    of `init_from` or the seed.
+    """
+    config = experiment.config
+    model = experiment.model
+    abstract = experiment.state
+    restored = checkpointer.restore(functools.partial(saved_layout, experiment))
+    if restored:
+        number, state = restored
+        return number, to_this_layout(state, model, abstract)
     if config.branch_from:
-        return branched_state(config, total_steps, saved_as, model, abstract)
+        return branched_state(experiment)
     if config.init_from:
-        return 0, pretrained_state(config, model, tx, abstract)
-    return 0, fresh_state(config, model, tx, abstract)
+        return 0, pretrained_state(config, model, experiment.tx, abstract)
+    return 0, fresh_state(config, model, experiment.tx, abstract)

@@ -5,62 +5,89 @@ import jax
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.models.flops import model_flops
-from vit_jax.weights import scan_layout
+from vit_jax.weights import adapt, scan_layout
 
 
-def schedule_line(config, schedule, total_steps: int) -> str:
+def schedule_text(config, schedule, total_steps: int) -> str:
     """The learning rate at the turning points of the schedule."""
-    turns = {
-        0,
-        config.warmup_steps,
-        total_steps // 2,
-        total_steps - config.cooldown_steps,
-        total_steps,
-    }
+    cooldown = total_steps - config.cooldown_steps
+    turns = {0, config.warmup_steps, total_steps // 2, cooldown, total_steps}
     marks = sorted(mark for mark in turns if 0 <= mark <= total_steps)
     return ", ".join(f"{mark}: {float(schedule(mark)):.3g}" for mark in marks)
 
 
-def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list[str]:
-    """Parameters, FLOPs, data, schedule, mesh.
-
-    Args:
-      params: ShapeDtypeStructs of the parameters.
-      facts: number of examples and classes of the training data.
-    """
-    batch, examples = config.data.batch_size, facts.num_examples
+def model_line(experiment, params) -> str:
+    model = experiment.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    forward = model_flops(model)
-    run = 3 * forward * batch * total_steps
-    name = catalog.data_name(config.data)
-    microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
-    return [
-        f"model       {config.model.variant}, {count:,} parameters, {model.grid[0]} x "
+    return (
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {model.grid[0]} x "
         f"{model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} pixels, {model.num_classes} "
-        "classes",
+        "classes"
+    )
+
+
+def flops_line(experiment) -> str:
+    forward = model_flops(experiment.model)
+    run = 3 * forward * experiment.config.data.batch_size * experiment.total_steps
+    return (
         f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; "
-        f"{run:.3g} in all",
-        f"data        {name}, {examples:,} examples, batch {batch}{microbatches}, "
-        f"{config.data.prefetch} of {batch * 3 * config.image_size**2 / 2**20:,.1f} MiB ready on "
-        "the devices",
-        f"schedule    {total_steps:,} steps = {total_steps * batch / examples:.1f} epochs, "
-        f"{config.optim.name}, {config.optim.schedule}; learning rate by step "
-        f"{schedule_line(config.optim, schedule, total_steps)}",
-        "mesh        "
-        f"{', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())}{', ZeRO' * config.mesh.zero}; "
-        f"{sharding.split_share(params, mesh):.0%} of the parameters are split over devices",
+        f"{run:.3g} in all"
+    )
+
+
+def data_line(experiment) -> str:
+    config = experiment.config
+    batch = config.data.batch_size
+    microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
+    mib = batch * 3 * config.image_size**2 / 2**20
+    return (
+        f"data        {catalog.data_name(config.data)}, {experiment.facts.num_examples:,} examples, "
+        f"batch {batch}{microbatches}, {config.data.prefetch} of {mib:,.1f} MiB ready on the devices"
+    )
+
+
+def schedule_line(experiment) -> str:
+    optim = experiment.config.optim
+    total = experiment.total_steps
+    epochs = total * experiment.config.data.batch_size / experiment.facts.num_examples
+    return (
+        f"schedule    {total:,} steps = {epochs:.1f} epochs, {optim.name}, {optim.schedule}; "
+        f"learning rate by step {schedule_text(optim, experiment.schedule, total)}"
+    )
+
+
+def mesh_line(experiment, params) -> str:
+    mesh = experiment.mesh
+    sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    zero = ", ZeRO" if experiment.config.mesh.zero else ""
+    share = sharding.split_share(params, mesh)
+    return f"mesh        {sizes}{zero}; {share:.0%} of the parameters are split over devices"
+
+
+def head(experiment, params) -> list[str]:
+    """Parameters, FLOPs, data, schedule, mesh; `params`: ShapeDtypeStructs."""
+    return [
+        model_line(experiment, params),
+        flops_line(experiment),
+        data_line(experiment),
+        schedule_line(experiment),
+        mesh_line(experiment, params),
     ]
 
 
 def sharding_lines(params, mesh) -> list[str]:
     """Where the parameters live: one line for each that is split."""
-    specs = {
-        name: leaf.spec
-        for name, leaf in scan_layout.flatten(sharding.param_specs(params, mesh)).items()
-    }
-    split = {name: spec for name, spec in specs.items() if any(spec)}
-    lines = [
-        f"shardings   {len(split)} of {len(specs)} parameters are split over devices, the others "
+    placed = scan_layout.flatten(sharding.param_specs(params, mesh))
+    split = {name: leaf.spec for name, leaf in placed.items() if any(leaf.spec)}
+    first = (
+        f"shardings   {len(split)} of {len(placed)} parameters are split over devices, the others "
         "replicated"
-    ]
-    return lines + [f"  {name:<76} {spec}" for name, spec in split.items()]
+    )
+    return [first, *(f"  {name:<76} {spec}" for name, spec in split.items())]
+
+
+def show(experiment) -> None:
+    """Prints what a run would be, with the parameters of each layer apart."""
+    params = adapt.abstract_params(experiment.model.with_scan(False))
+    lines = head(experiment, params) + sharding_lines(params, experiment.mesh)
+    print("\n".join(lines))

@@ -172,6 +172,12 @@ class ProfilerWindow:
         elif self.running and step >= self.last:
             self.stop()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
     def stop(self) -> None:
         if self.running:
             jax.profiler.stop_trace()

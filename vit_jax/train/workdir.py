@@ -111,4 +111,4 @@ def claim(workdir: epath.Path, config, fingerprint: str) -> None:
         command=sys.argv,
     )
     if jax.process_index() == 0:
-        cli.replace(workdir / "config.json", json.dumps(record, indent=2) + "\n")
+        cli.replace_file(workdir / "config.json", json.dumps(record, indent=2) + "\n")

@@ -12,11 +12,10 @@ import sys
 
 import jax
 
-from vit_jax import cli, errors
-from vit_jax import config as configs
+from vit_jax import cli
 from vit_jax.data.sources.vtab_tasks import VTAB, vtab
-from vit_jax.distributed import processes, runtime, watchdog
-from vit_jax.errors import NegativeResult, UserError
+from vit_jax.distributed import runtime, watchdog
+from vit_jax.errors import NegativeResult, Preempted, UserError
 from vit_jax.train import workdir
 
 
@@ -32,81 +31,86 @@ def tasks_of(text: str) -> list[str]:
     return [name for name in VTAB if name in given]
 
 
-def check(config, names: list[str], path: str | None) -> None:
-    from vit_jax.vtab import check
+def check(args) -> None:
+    from vit_jax.vtab import check as checks
 
-    rows = check.check(config, names)
-    check.show(rows)
-    cli.write(path, rows)
+    with cli.logging_to(None):
+        rows = checks.check(args.config, args.names)
+    checks.show(rows)
+    cli.write_json(args.json, rows)
     if bad := [name for name, row in rows.items() if row["state"] not in ("ready", "generated")]:
         raise NegativeResult(
-            f"{len(bad)} of {len(names)} tasks are not ready, the first is {bad[0]}: see the table"
+            f"{len(bad)} of {len(rows)} tasks are not ready, the first is {bad[0]}: see the table"
         )
 
 
-def run(config, names: list[str], folder: str | None, path: str | None) -> None:
+def prepare(args) -> None:
+    from vit_jax.vtab import check as checks
+
+    with cli.logging_to(None):
+        checks.prepare(args.config, args.names)
+
+
+def run(args) -> None:
     from vit_jax.vtab import report, suite
 
-    if not folder:
-        raise UserError("--workdir is missing: say where the results go, as --workdir=DIR")
-    processes.start()
-    runtime.keep_programs()
-    runtime.keep_memory()
-    # Results are kept by task, and there is nothing else to save: the same command continues.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(errors.Preempted.exit_code))
-    place = workdir.make(folder)
-    with cli.logging_to(place):
-        found = suite.run(config, place, names)
+    if not args.workdir:
+        raise UserError("--workdir is missing: say where the results go, such as --workdir=DIR")
+    runtime.start()
+    # Results are saved task by task, and there is nothing else to save.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(Preempted.exit_code))
+    folder = workdir.make(args.workdir)
+    with cli.logging_to(folder):
+        results = suite.run(args.config, folder, args.names)
         if jax.process_index() == 0:
-            report.show(found)
-            print(f"Results: {place / 'vtab.json'}  {place / 'vtab.md'}  {place / 'vtab.png'}")
-            cli.write(path, found)
-        if bad := [name for name in names if found["tasks"][name]["status"] != "done"]:
+            report.show(results)
+            print(f"Results: {folder / 'vtab.json'}  {folder / 'vtab.md'}  {folder / 'vtab.png'}")
+            cli.write_json(args.json, results)
+        bad = [name for name in args.names if results["tasks"][name]["status"] != "done"]
+        if bad:
             raise NegativeResult(
-                f"{len(bad)} of {len(names)} tasks have no result, the first is {bad[0]}: see the "
-                "table"
+                f"{len(bad)} of {len(args.names)} tasks have no result, the first is {bad[0]}: see "
+                "the table"
             )
 
 
-def main(argv: list[str]) -> int:
-    parser = cli.ArgumentParser(
-        "vit_jax.vtab", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("command", choices=("check", "prepare", "run"))
-    parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="the protocol; --config.KEY=VALUE"
-    )
-    parser.add_argument(
-        "--workdir",
-        metavar="DIR",
-        help="of run: where results are kept; the same command continues",
-    )
+def add_arguments(parser, part: str) -> None:
+    if part == "run":
+        parser.add_argument(
+            "--workdir",
+            metavar="DIR",
+            help="where results are written; the same command continues",
+        )
     parser.add_argument(
         "--tasks", default="", metavar="A,B", help="some of the tasks (default: all)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the result here")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args, overrides = parser.parse_known_args(argv)
 
-    def work():
-        config, names = configs.load(args.config, overrides), tasks_of(args.tasks)
-        if not config.vtab:
-            raise UserError(
-                f"config {args.config} has no settings of VTAB: use configs/vtab.py, or set vtab "
-                "in it"
-            )
-        cli.check(args.json)
-        if args.command == "run":
-            return run(config, names, args.workdir, args.json)
-        with cli.logging_to(None):
-            if args.command == "check":
-                return check(config, names, args.json)
-            from vit_jax.vtab import check as checks
 
-            checks.prepare(config, names)
+def work(args) -> None:
+    args.names = tasks_of(args.tasks)
+    if not args.config.vtab:
+        raise UserError(
+            f"config {args.location} has no settings of VTAB: use configs/vtab.py, or set vtab in it"
+        )
+    dict(check=check, prepare=prepare, run=run)[args.part](args)
 
-    return watchdog.run(work, args.debug)
 
+COMMAND = cli.Command(
+    "vtab",
+    __doc__,
+    work,
+    add_arguments,
+    parts=dict(
+        check="whether the data of the tasks are there, and are VTAB's",
+        prepare="download and prepare what can be",
+        run="fine-tune on every task",
+    ),
+    config="the protocol; --config.KEY=VALUE overrides",
+    json="write the result here, too",
+    recovery="finished tasks are saved, and the same command continues",
+    run=watchdog.run,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

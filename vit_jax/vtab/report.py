@@ -98,7 +98,7 @@ class Results:
     def write(self, name: str, results: dict[int, dict]) -> None:
         """Keeps the results of a task by seed."""
         for seed, result in results.items():
-            cli.replace(self.path(name, seed), json.dumps(result, indent=1) + "\n")
+            cli.replace_file(self.path(name, seed), json.dumps(result, indent=1) + "\n")
         self.publish()
 
     def of_task(self, name: str) -> dict:
@@ -138,8 +138,8 @@ class Results:
         """Writes what there is; returns it."""
         found, folder = self.collect(), self.folder.parent
         if jax.process_index() == 0:
-            cli.replace(folder / "vtab.json", json.dumps(found, indent=1) + "\n")
-            cli.replace(folder / "vtab.md", markdown(found))
+            cli.replace_file(folder / "vtab.json", json.dumps(found, indent=1) + "\n")
+            cli.replace_file(folder / "vtab.md", markdown(found))
             chart(found, folder / "vtab.png")
         return found
 

@@ -48,6 +48,7 @@ class Facts:
     num_examples: int
     num_classes: int
     class_names: tuple[str, ...] = ()
+    set_size: int = 0  # labels of an example at most, if it may have several; else 0
 
 
 # What stands before the colon in the name of a data set of image files -> how they are listed.
@@ -164,4 +165,9 @@ def found(config, source) -> Facts:
             f"images of {name} have several labels each, of which loss=softmax_xent takes one: set "
             "sigmoid_xent"
         )
-    return Facts(source.num_examples, classes or source.num_classes, tuple(source.class_names))
+    return Facts(
+        source.num_examples,
+        classes or source.num_classes,
+        tuple(source.class_names),
+        source.set_size,
+    )
