@@ -133,7 +133,7 @@ class Command:
 
 
 def check_file(path: str | None, flag: str = "--json") -> None:
-    """Raises UserError if `path` is a folder, or is in none; without a path there is nothing to do."""
+    """Raises UserError if `path` can't be a file; None is fine."""
     if path and not epath.Path(path).parent.is_dir():
         raise UserError(
             f"the folder of {flag}={path} does not exist: create it or choose another file"

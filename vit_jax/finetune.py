@@ -1,8 +1,8 @@
 """Fine-tuning with a choice of the learning rate: each is tried on a part of the training data, the
 best on all of it.
 
-python -m vit_jax.finetune --config=configs/finetune.py:VARIANT,DATASET --config.init_from=WEIGHTS --workdir=DIR
-    [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
+python -m vit_jax.finetune --config=configs/finetune.py:VARIANT,DATASET
+    --config.init_from=WEIGHTS --workdir=DIR [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
 
 Each run is one of `vit_jax.train` in a folder of its own, DIR/lr_0.01 and so on, and DIR/final.
 """
@@ -31,75 +31,68 @@ HELD_OUT = "held_out"  # name of the evaluation that decides
 KEY = f"eval/{HELD_OUT}/top1"
 
 
-def numbers(text: str) -> list[float]:
-    """The learning rates of a list with commas.
-
-    Raises:
-      UserError: one is no positive number.
-    """
+def learning_rates(text: str) -> list[float]:
+    """The numbers of a list such as "0.001,0.003", in ascending order."""
     try:
-        found = [float(part) for part in text.split(",")]
+        rates = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < lr < 1e6 for lr in found):
+        rates = []
+    if not rates or not all(0 < lr < 1e6 for lr in rates):
         raise UserError(
-            f"--lrs={text} must be positive numbers with commas between them, as 0.001,0.003: "
+            f"--lrs={text} must be positive numbers with commas between them, such as 0.001,0.003: "
             "correct it"
         )
-    return sorted(set(found))
+    return sorted(set(rates))
 
 
-def train_share(text: str) -> str:
-    """The share that is trained on where `text`, as 10%, is held out.
-
-    Raises:
-      UserError: it is no such share.
-    """
-    found = re.fullmatch(r"(\d+(\.\d+)?)%", text)
-    if not found or not 0 < float(found[1]) < 100:
+def train_share(held_out: str) -> str:
+    """What is left to train on: "10%" -> "90%"."""
+    match = re.fullmatch(r"(\d+(\.\d+)?)%", held_out)
+    if not match or not 0 < float(match[1]) < 100:
         raise UserError(
-            f"--held_out={text} must be a share above 0 and below 100, as 10%: correct it"
+            f"--held_out={held_out} must be above 0% and below 100%, such as 10%: correct it"
         )
-    return f"{100 - float(found[1]):g}%"
+    return f"{100 - float(match[1]):g}%"
 
 
-def trial(config, lr: float, share: str):
-    """The config of a try: evaluated at the end on what is not trained on, by the settings of its
-    first evaluation.
+def trial_config(config, lr: float, share: str):
+    """The config of a trial run with this learning rate.
 
-    Raises:
-      UserError: there is no evaluation, or only a part of the data is trained on already.
+    It trains on `share` of the data, and is evaluated at its end on the rest, with the settings of
+    the first evaluation.
     """
-    usual = [entry for entry in config.evals.values() if entry.type == "classification"]
-    if not usual:
+    classifications = [entry for entry in config.evals.values() if entry.type == "classification"]
+    if not classifications:
         raise UserError(
             "config.evals has no classification, which says how images are evaluated: add one"
         )
     if config.data.subset or config.data.name == "mixture":
         raise UserError(
-            "a part of the data is held out by data.subset, which can't be of a mixture or be set: "
-            "undo it"
+            "data.subset is needed to hold a part of the data out, so it can't be set, and the "
+            "data can't be a mixture: change one of them"
         )
-    own = config.copy_and_resolve_references()
-    with own.unlocked():
-        own.optim.lr, own.data.subset = lr, share
-        own.evals = {HELD_OUT: usual[0].copy_and_resolve_references()}
-        own.evals[HELD_OUT].every = 0
-        own.evals[HELD_OUT].data.update(rest=True, split=config.data.split, name="", data_dir="")
-        own.checkpoint.every, own.checkpoint.keep_best = 0, ""
-    return own.lock()
+    trial = config.copy_and_resolve_references()
+    with trial.unlocked():
+        trial.optim.lr = lr
+        trial.data.subset = share
+        trial.evals = {HELD_OUT: classifications[0].copy_and_resolve_references()}
+        trial.evals[HELD_OUT].every = 0
+        trial.evals[HELD_OUT].data.update(rest=True, split=config.data.split, name="", data_dir="")
+        trial.checkpoint.every = 0
+        trial.checkpoint.keep_best = ""
+    return trial.lock()
 
 
 def run(config, folder: epath.Path) -> dict[str, float]:
-    """Trains in `folder`, or goes on; returns the metrics of the end."""
+    """Trains in `folder`, or continues there; returns the last value of every metric."""
     with cli.logging_to(workdir.make(str(folder))):
         loop.train(config, folder)
     lines = metrics.read_lines(folder / "metrics.jsonl")
     return {key: value for line in lines for key, value in line.items()}
 
 
-def attempt(config, folder: epath.Path) -> float | None:
-    """The accuracy of a try; None where loss or gradients were not finite."""
+def run_trial(config, folder: epath.Path) -> float | None:
+    """The accuracy of a trial run; None if loss or gradients were not finite."""
     try:
         return run(config, folder)[KEY]
     except NegativeResult as error:
@@ -108,62 +101,60 @@ def attempt(config, folder: epath.Path) -> float | None:
 
 
 def matters(key: str) -> bool:
-    """Whether a try is another one with another value of this key of its config."""
-    return key != "optim.lr" and (workdir.is_fixed(key) or key.startswith(f"evals.{HELD_OUT}."))
+    """Whether another value of this key makes another trial run."""
+    is_held_out = key.startswith(f"evals.{HELD_OUT}.")
+    return key != "optim.lr" and (workdir.is_fixed(key) or is_held_out)
 
 
 def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
-    """What finetune.json holds; nothing where it is damaged: finished runs lie beside it and are
-    not done again.
+    """Accuracies by learning rate from finetune.json.
+
+    Nothing if it is missing or damaged: the trial runs are beside it, and those that are finished
+    are not repeated.
 
     Raises:
       UserError: it is of another config.
     """
     try:
-        found = json.loads(path.read_text())
-        tried, same = dict(found["tried"]), found["about"] == about
+        saved = json.loads(path.read_text())
+        trials = dict(saved["tried"])
+        is_same = saved["about"] == about
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    if not same:
+    if not is_same:
         raise UserError(
-            f"--workdir={path.parent} holds a fine-tuning with another config: choose another "
-            "folder"
+            f"--workdir={path.parent} has a fine-tuning with another config: choose another folder"
         )
-    return tried
+    return trials
 
 
-def choose(
+def run_trials(
     config, folder: epath.Path, lrs: Sequence[float], share: str
 ) -> dict[float, float | None]:
-    """Accuracies on the held-out part by learning rate; those that stand in finetune.json are not
-    tried again.
-
-    Raises:
-      UserError: that file is of another config.
-    """
-    path, flat = (
-        folder / "finetune.json",
-        configs.flatten(configs.to_json(trial(config, lrs[0], share))),
-    )
+    """Accuracies on the held-out part by learning rate; finetune.json has those of before."""
+    path = folder / "finetune.json"
+    flat = configs.flatten(configs.to_json(trial_config(config, lrs[0], share)))
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
-    tried = load_trials(path, about)
+    trials = load_trials(path, about)
     for lr in lrs:
-        if f"{lr:g}" not in tried:
-            tried[f"{lr:g}"] = attempt(trial(config, lr, share), folder / f"lr_{lr:g}")
-            if jax.process_index() == 0:
-                cli.replace_file(path, json.dumps(dict(about=about, tried=tried), indent=1) + "\n")
-    return {lr: tried[f"{lr:g}"] for lr in lrs}
+        if f"{lr:g}" in trials:
+            continue
+        trials[f"{lr:g}"] = run_trial(trial_config(config, lr, share), folder / f"lr_{lr:g}")
+        if jax.process_index() == 0:
+            text = json.dumps(dict(about=about, tried=trials), indent=1)
+            cli.replace_file(path, text + "\n")
+    return {lr: trials[f"{lr:g}"] for lr in lrs}
 
 
-def finish(config, folder: epath.Path, lr: float) -> dict[str, float]:
-    """Trains on everything with the chosen learning rate; returns the metrics of the end.
+def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
+    """Trains on everything with the best learning rate; returns the last value of every metric.
 
     Raises:
-      UserError: what lies there was trained with another one, which was the best of fewer.
+      UserError: the run in the folder has another learning rate, the best of an earlier list.
     """
-    own = config.copy_and_resolve_references()
-    with own.unlocked():
-        own.optim.lr = lr
+    final = config.copy_and_resolve_references()
+    with final.unlocked():
+        final.optim.lr = lr
     try:
         before = json.loads((folder / "config.json").read_text())["config"]["optim"]["lr"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -173,32 +164,28 @@ def finish(config, folder: epath.Path, lr: float) -> dict[str, float]:
             f"{folder} was trained with the learning rate {before:g}, but {lr:g} is better: move "
             "it away, and run the same command again"
         )
-    return run(own.lock(), folder)
+    return run(final.lock(), folder)
 
 
-def show(tried: dict[float, float | None], final: dict[str, float]) -> None:
+def show(trials: dict[float, float | None], final: dict[str, float]) -> None:
     table = Table("learning rate", "held-out top-1", title="fine-tuning")
-    for lr, top1 in tried.items():
+    for lr, top1 in trials.items():
         table.add_row(f"{lr:g}", "not finite" if top1 is None else f"{top1:.2%}")
-    for key in [key for key in final if re.fullmatch(r"eval/.*/top1", key)]:
-        table.add_row(
-            f"{best(tried):g}, all of train", f"{key.split('/')[1]} {final[key]:.2%}", style="bold"
-        )
+    for key in final:
+        if re.fullmatch(r"eval/.*/top1", key):
+            accuracy = f"{key.split('/')[1]} {final[key]:.2%}"
+            table.add_row(f"{best(trials):g}, all of train", accuracy, style="bold")
     Console().print(table)
 
 
-def best(tried: dict[float, float | None]) -> float:
-    """The learning rate with the highest accuracy, the lowest of equals.
-
-    Raises:
-      NegativeResult: none ended with finite numbers.
-    """
-    sound = {lr: top1 for lr, top1 in tried.items() if top1 is not None}
-    if not sound:
+def best(trials: dict[float, float | None]) -> float:
+    """The learning rate with the highest accuracy; of equals, the lowest."""
+    finite = {lr: top1 for lr, top1 in trials.items() if top1 is not None}
+    if not finite:
         raise NegativeResult(
             "loss or gradients were not finite with any of the learning rates: try lower ones"
         )
-    return max(sound, key=sound.get)
+    return max(finite, key=finite.get)
 
 
 def add_arguments(parser, part: str) -> None:
@@ -217,17 +204,19 @@ def add_arguments(parser, part: str) -> None:
 
 def work(args) -> None:
     config = args.config
-    lrs = numbers(args.lrs)
+    lrs = learning_rates(args.lrs)
     share = train_share(args.held_out)
-    trial(config, lrs[0], share)  # a config that does not fit is found before anything starts
+    trial_config(
+        config, lrs[0], share
+    )  # a config that does not fit is found before anything starts
     runtime.start()
     folder = workdir.make(args.workdir)
-    tried = choose(config, folder, lrs, share)
-    final = finish(config, folder / "final", best(tried))
+    trials = run_trials(config, folder, lrs, share)
+    final = run_final(config, folder / "final", best(trials))
     if jax.process_index() == 0:
-        show(tried, final)
+        show(trials, final)
         chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-        cli.write_json(args.json, dict(tried=tried, lr=best(tried), final=chosen))
+        cli.write_json(args.json, dict(tried=trials, lr=best(trials), final=chosen))
     print(f"The model: {folder / 'final'}")
 
 

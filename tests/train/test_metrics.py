@@ -10,7 +10,7 @@ from rich.console import Console
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.train import metrics
+from vit_jax.train import console, metrics
 
 log = logging.getLogger("vit_jax.test")
 
@@ -76,7 +76,7 @@ def write_lines(folder) -> None:
 def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
     write_lines(tmp_path)
     with cli.logging_to(epath.Path(tmp_path)):
-        metrics.show_summary(epath.Path(tmp_path), TOTALS)
+        console.show_summary(epath.Path(tmp_path), TOTALS)
     assert capsys.readouterr().err == (tmp_path / "log.txt").read_text()
     lines = [
         line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()
@@ -85,10 +85,10 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
         "steps 1,200 in 1:02:03",
         "images/s 12,346, 1,543.2 per chip",
         "MFU 51.2%",
-        "step ms 83.0 in the middle, p95 91.0",
+        "step ms median 83.0, p95 91.0",
         "data wait 1.3% of the time of the steps",
         "compilation 41.3 s",
-        "device memory 11.50 GiB at the peak",
+        "device memory peak 11.50 GiB",
         "evaluation 1:01",
         "checkpoints 0:03",
         "eval/val top1 0.6250 at step 30, best 0.7500 at step 20",
@@ -101,14 +101,14 @@ def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, cap
         metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100)
     )
     with cli.logging_to(epath.Path(tmp_path)):
-        metrics.show_summary(epath.Path(tmp_path), TOTALS)
+        console.show_summary(epath.Path(tmp_path), TOTALS)
     assert "images/s" in screen.getvalue() and "│" in screen.getvalue()
     assert capsys.readouterr().err == ""
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 9
 
 
 def test_what_is_not_known_is_left_out_and_no_steps_are_no_summary(tmp_path, capsys):
-    rows = dict(metrics.summary_rows(dict(steps=1, seconds=1.0, paused={})))
+    rows = dict(console.summary_rows(dict(steps=1, seconds=1.0, paused={})))
     assert list(rows) == ["steps"]
-    metrics.show_summary(epath.Path(tmp_path), dict(steps=0))
+    console.show_summary(epath.Path(tmp_path), dict(steps=0))
     assert capsys.readouterr().err == ""

@@ -8,20 +8,22 @@ import ml_collections
 from vit_jax.errors import UserError
 
 
+def check_pattern(key: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"config key {key} has {pattern!r}, which is not a valid regular expression "
+            f"({error}): correct it"
+        ) from None
+
+
 def check_optim(optim: ml_collections.ConfigDict) -> None:
-    """Patterns must be regular expressions, and a stair schedule needs stairs in the order of their
-    steps.
-    """
-    for key in ("lr_mults", "wd_mults", "frozen"):
-        patterns = [optim.frozen] if key == "frozen" else [pattern for pattern, _ in optim[key]]
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UserError(
-                    f"config key optim.{key} has {pattern!r}, which is not a valid regular expression ({error}): "
-                    "correct it"
-                ) from None
+    """Patterns are regular expressions, and a stair schedule has stairs in ascending order."""
+    check_pattern("optim.frozen", optim.frozen)
+    for key in ("lr_mults", "wd_mults"):
+        for pattern, _ in optim[key]:
+            check_pattern(f"optim.{key}", pattern)
     if optim.schedule == "stair":
         steps = [step for step, _ in optim.stairs]
         if not steps or steps[0] < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
@@ -40,11 +42,13 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
     if data.name == "mixture" and data.subset:
         raise UserError(
-            "config key data.subset has no effect on a mixture: choose parts by slices, as "
+            "config key data.subset has no effect on a mixture: choose parts by slices, such as "
             "NAME@train[:10%]"
         )
-    total = sum(weight for _, weight in data.get("mixture", ()))
-    if small := [name for name, weight in data.get("mixture", ()) if weight < total / 10_000]:
+    parts = data.get("mixture", ())
+    total = sum(weight for _, weight in parts)
+    small = [name for name, weight in parts if weight < total / 10_000]
+    if small:
         raise UserError(
             f"config key data.mixture gives {small[0]} less than 1/10,000 of the weight: give it "
             "more"
@@ -63,20 +67,54 @@ def check_data(data: ml_collections.ConfigDict) -> None:
 
 def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     """The metrics NAME/KEY of evaluations by which checkpoints can be ranked."""
-    keys = dict(classification=("top1", "loss"), knn=("knn",), linear_probe=("linear_probe",))
-    found = []
+    names = []
     for name, entry in evals.items():
-        own = (
-            [f"fewshot_{shots}" for shots in entry.shots]
-            if entry.type == "fewshot"
-            else keys[entry.type]
+        keys = dict(classification=("top1", "loss"), knn=("knn",), linear_probe=("linear_probe",))
+        if entry.type == "fewshot":
+            keys["fewshot"] = [f"fewshot_{shots}" for shots in entry.shots]
+        names += [f"{name}/{key}" for key in keys[entry.type]]
+    return names
+
+
+def check_evals(config: ml_collections.ConfigDict) -> None:
+    """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
+    for name, entry in config.evals.items():
+        if config.data.name == "mixture" and not entry.data.name:
+            raise UserError(
+                f"config key evals.{name}.data.name is empty: name its data set, for training has "
+                "several"
+            )
+    best = config.checkpoint.keep_best
+    measured = [f"eval/{name}" for name in metrics_of(config.evals)]
+    if best and best not in measured:
+        known = ", ".join(measured) or "none, for evals is empty"
+        raise UserError(
+            f"config key checkpoint.keep_best={best!r} is not a metric of evals: possible are "
+            f"{known}"
         )
-        found += [f"{name}/{key}" for key in own]
-    return found
+
+
+def check_model(config: ml_collections.ConfigDict) -> None:
+    """A way to compute attention supports dtype and position embedding, and a loss the labels."""
+    model = config.model
+    if model.attention == "cudnn" and model.dtype == "float32":
+        raise UserError(
+            "config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16"
+        )
+    if model.posemb == "relative" and model.attention not in ("auto", "einsum"):
+        raise UserError(
+            f"config key model.attention={model.attention} does not support "
+            "model.posemb=relative: use einsum or auto"
+        )
+    if config.label_smoothing and config.loss == "multilabel_xent":
+        raise UserError(
+            f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
+            "label, which loss=multilabel_xent counts in full: set it to 0"
+        )
 
 
 def check_whole(config: ml_collections.ConfigDict) -> None:
-    """Rules that tie several keys together."""
+    """All rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
         raise UserError(
             f"config keys total_steps={config.total_steps} and total_epochs={config.total_epochs} "
@@ -92,40 +130,12 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             f"config key data.batch_size={config.data.batch_size} is not divisible by "
             f"accum_steps={config.accum_steps}: change one of them"
         )
-    if config.label_smoothing and config.loss == "multilabel_xent":
-        raise UserError(
-            f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
-            "label, which loss=multilabel_xent counts in full: set it to 0"
-        )
-    if config.model.attention == "cudnn" and config.model.dtype == "float32":
-        raise UserError(
-            "config key model.attention=cudnn does not compute in float32: set model.dtype=bfloat16"
-        )
-    if config.model.posemb == "relative" and config.model.attention not in ("auto", "einsum"):
-        raise UserError(
-            f"config key model.attention={config.model.attention} does not support model.posemb=relative: "
-            "use einsum or auto"
-        )
     if config.topology and not re.fullmatch(r"\w+:\d+(x\d+){1,2}", config.topology):
         raise UserError(
-            f"config key topology={config.topology!r} is not a pod: write it like v5e:16x16, or leave "
-            "it empty"
+            f"config key topology={config.topology!r} is not a pod: write it like v5e:16x16, or "
+            "leave it empty"
         )
+    check_model(config)
     check_data(config.data)
-    for name, entry in config.evals.items():
-        if config.data.name == "mixture" and not entry.data.name:
-            raise UserError(
-                f"config key evals.{name}.data.name is empty: name its data set, for training has "
-                "several"
-            )
+    check_evals(config)
     check_optim(config.optim)
-    best, measured = (
-        config.checkpoint.keep_best,
-        [f"eval/{key}" for key in metrics_of(config.evals)],
-    )
-    if best and best not in measured:
-        known = ", ".join(measured) or "none, for evals is empty"
-        raise UserError(
-            f"config key checkpoint.keep_best={best!r} is not a metric of evals: possible are "
-            f"{known}"
-        )

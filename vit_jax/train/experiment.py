@@ -179,7 +179,7 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
 
 
 def total_bytes(compiled) -> int:
-    """Memory of one device while a compiled step runs: state, batch, and what it holds meanwhile."""
+    """Bytes of one device while a compiled step runs: state, batch and temporary arrays."""
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes

@@ -18,7 +18,7 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
 from vit_jax.models.flops import model_flops
-from vit_jax.train import metrics, nonfinite, step, summary, workdir
+from vit_jax.train import console, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
@@ -59,7 +59,7 @@ def train(config, folder: epath.Path) -> None:
             checkpointer=checkpointer,
             writer=writer,
             timer=timer,
-            bar=metrics.ProgressBar(experiment.total_steps, first),
+            bar=console.ProgressBar(experiment.total_steps, first),
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             nonfinite=make_guard(experiment, source, folder),
             request=preemption.SaveRequest(),
@@ -148,7 +148,7 @@ def make_guard(experiment: Experiment, source, folder: epath.Path) -> nonfinite.
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Updates until the last step, with logging, evaluation and checkpoints at their own cadence."""
+    """Updates until the last step; logs, evaluations and checkpoints at their own cadence."""
 
     experiment: Experiment
     folder: epath.Path
@@ -159,7 +159,7 @@ class Loop:
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: StepTimer
-    bar: metrics.ProgressBar
+    bar: console.ProgressBar
     profiler: ProfilerWindow
     nonfinite: nonfinite.SkippedUpdates
     request: preemption.SaveRequest
@@ -178,7 +178,7 @@ class Loop:
         log.info("training from step %d", first)
         with self.bar, self.profiler:
             number, state, step_metrics = self.updates(first, state)
-        metrics.show_summary(self.folder, self.timer.totals())
+        console.show_summary(self.folder, self.timer.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
@@ -253,7 +253,7 @@ class Loop:
         return due(number, self.experiment.config.checkpoint.every, self.total_steps)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> None:
-        """Saves a state that is known to be finite; how long training waited is in the next line."""
+        """Saves a state that is known to be finite; the next line says how long training waited."""
         watchdog.progress.mark(f"the save of step {number}")
         self.check(number, step_metrics)
         if not states.is_finite(state):

@@ -64,7 +64,7 @@ def make_schedule(
     """The learning rate as a function of updates done: linear warm-up from 0, decay, linear
     cooldown to 0.
 
-    A run that is shorter than its warm-up (a try of a few steps) ends inside it.
+    A run that is shorter than its warm-up, such as a trial of a few steps, ends inside it.
 
     Args:
       name: a key of `SCHEDULES`.
@@ -73,8 +73,8 @@ def make_schedule(
       end_lr: where `linear` and `polynomial` end.
       power: exponent of `polynomial`.
       timescale: steps in which `rsqrt` falls to lr / sqrt(2).
-      shift: steps by which `rsqrt` starts further on, the warm-up included (to go on with another
-        batch size).
+      shift: steps by which `rsqrt` starts further along, counting the warm-up (to continue with
+        another batch size).
       stairs: of `stair`, ascending (step of the run, factor of lr from there on).
 
     Raises:
@@ -82,10 +82,8 @@ def make_schedule(
     """
     if name not in SCHEDULES:
         raise ValueError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}")
-    decay, options = (
-        SCHEDULES[name],
-        dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps),
-    )
+    decay = SCHEDULES[name]
+    options = dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
     options |= dict(timescale=timescale, shift=shift, stairs=stairs)
 
     def schedule(step):

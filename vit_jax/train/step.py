@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, as pure functions."""
+"""One training step, as a pure function."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,10 +20,8 @@ class TrainState:
     params: Any
     opt_state: Any
     ema_params: Any  # like params, or {} without EMA
-    skipped_steps: Any  # int32 []: updates left out because loss or gradients were not finite
-    skipped_in_row: (
-        Any  # int32 []: of these, the newest ones without a sound one between or after them
-    )
+    skipped_steps: Any  # int32 []: updates skipped because loss or gradients were not finite
+    skipped_in_row: Any  # int32 []: the latest of them, without any other update in between
 
 
 def create_state(params, tx, ema_decay: float) -> TrainState:
@@ -33,14 +31,12 @@ def create_state(params, tx, ema_decay: float) -> TrainState:
 
 
 def eval_params(state: TrainState):
-    """The parameters to evaluate: the averaged ones where the run averages."""
+    """The parameters to evaluate: the averaged ones if the run averages."""
     return state.ema_params or state.params
 
 
 def split_microbatches(batch, accum_steps: int):
-    """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; rows are dealt out so that each
-    device keeps its own.
-    """
+    """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; each device keeps its own rows."""
 
     def split(x):
         return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
@@ -55,6 +51,34 @@ def ema_update(ema_params, params, decay: float, step):
     """
     decay = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
     return jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema_params, params)
+
+
+def make_loss_and_grads(apply_fn: Callable, loss_fn: Callable, accum_steps: int) -> Callable:
+    """f(params, batch, key) -> (mean loss of the examples that count, its gradient).
+
+    With `accum_steps` microbatches, the sum of their parts is that of the whole batch.
+    """
+
+    def microbatch_loss(params, batch, key, count):
+        logits = apply_fn(params, batch["image"], key)
+        return jnp.sum(loss_fn(logits, batch["label"]) * batch["mask"]) / count
+
+    def loss_and_grads(params, batch, key):
+        count = jnp.maximum(batch["mask"].sum(), 1.0)
+        value_and_grad = jax.value_and_grad(microbatch_loss)
+        if accum_steps == 1:
+            return value_and_grad(params, batch, key, count)
+
+        def add(total, inputs):
+            microbatch, index = inputs
+            part = value_and_grad(params, microbatch, jax.random.fold_in(key, index), count)
+            return jax.tree.map(jnp.add, total, part), None
+
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        inputs = (split_microbatches(batch, accum_steps), jnp.arange(accum_steps))
+        return jax.lax.scan(add, zeros, inputs)[0]
+
+    return loss_and_grads
 
 
 def make_train_step(
@@ -82,40 +106,20 @@ def make_train_step(
       prng: implementation of random numbers, as `jax.random.key` knows them.
       accum_steps: microbatches; the update equals that of one batch.
       ema_decay: of the averaged parameters; 0 is off.
-      max_skipped: after so many updates in a row that were not finite nothing is updated any more,
-        until the host looks at `skipped_in_row`, which then tells where it began.
+      max_skipped: after so many skipped updates in a row nothing is updated any more, so that
+        `skipped_in_row` says where they began, whenever the host looks.
 
-    Randomness is a function of (seed, step, microbatch) and of what the batch brings along only.
+    Randomness is a function of (seed, step, microbatch) and of the seeds in the batch only.
     """
-    loss_fn = losses.LOSSES[loss]
-
-    def microbatch_loss(params, batch, key, count):
-        logits = apply_fn(params, batch["image"], key)
-        return jnp.sum(loss_fn(logits, batch["label"]) * batch["mask"]) / count
-
-    def loss_and_grads(params, batch, key):
-        count = jnp.maximum(batch["mask"].sum(), 1.0)
-        value_and_grad = jax.value_and_grad(microbatch_loss)
-        if accum_steps == 1:
-            return value_and_grad(params, batch, key, count)
-
-        def add(total, inputs):
-            microbatch, index = inputs
-            part = value_and_grad(params, microbatch, jax.random.fold_in(key, index), count)
-            return jax.tree.map(jnp.add, total, part), None
-
-        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        inputs = (split_microbatches(batch, accum_steps), jnp.arange(accum_steps))
-        return jax.lax.scan(add, zeros, inputs)[0]
+    loss_and_grads = make_loss_and_grads(apply_fn, losses.LOSSES[loss], accum_steps)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict]:
         key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
         mix_key, dropout_key = jax.random.split(key)
         value, grads = loss_and_grads(state.params, preprocess(batch, mix_key), dropout_key)
         grad_norm = optax.tree.norm(grads)
-        finite = (
-            jnp.isfinite(value) & jnp.isfinite(grad_norm) & (state.skipped_in_row < max_skipped)
-        )
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+        finite &= state.skipped_in_row < max_skipped
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -125,15 +129,12 @@ def make_train_step(
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema_params),
         )
-        skipped, in_row = (
-            state.skipped_steps + ~finite,
-            jnp.where(finite, 0, state.skipped_in_row + 1),
-        )
+        skipped = state.skipped_steps + ~finite
+        in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = {
             "train/loss": value,
-            "train/lr": schedule(
-                state.step - state.skipped_steps
-            ),  # the optimizer counts the updates that it made
+            # The optimizer counts only the updates that it made.
+            "train/lr": schedule(state.step - state.skipped_steps),
             "train/grad_norm": grad_norm,
             "train/skipped_steps": skipped,
             "train/skipped_in_row": in_row,

@@ -40,9 +40,10 @@ def data_line(experiment) -> str:
     batch = config.data.batch_size
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
     mib = batch * 3 * config.image_size**2 / 2**20
+    name = catalog.data_name(config.data)
     return (
-        f"data        {catalog.data_name(config.data)}, {experiment.facts.num_examples:,} examples, "
-        f"batch {batch}{microbatches}, {config.data.prefetch} of {mib:,.1f} MiB ready on the devices"
+        f"data        {name}, {experiment.facts.num_examples:,} examples, batch {batch}"
+        f"{microbatches}, {config.data.prefetch} of {mib:,.1f} MiB ready on the devices"
     )
 
 

@@ -1,4 +1,4 @@
-"""How much work a model is, how fast it goes, and a profiler window."""
+"""How fast training is, and a window of the profiler."""
 
 import array
 import collections
@@ -18,19 +18,20 @@ def timed(function: Callable, *args) -> tuple[Any, float]:
 
 
 def hbm_gib() -> dict[str, float]:
-    """ "perf/hbm_gib", the peak of memory on the fullest local device, where the backend tells it."""
-    found = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
-    peaks = [stats.get("peak_bytes_in_use", stats.get("bytes_in_use", 0)) for stats in found]
+    """{"perf/hbm_gib": peak memory of the fullest local device}, or {} if the backend has none."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [one.get("peak_bytes_in_use", one.get("bytes_in_use", 0)) for one in stats]
     return {"perf/hbm_gib": max(peaks) / 2**30} if any(peaks) else {}
 
 
 class Span:
-    """What the steps of a stretch of training took. Seconds are of training alone, without what
-    `paused` times.
-    """
+    """Steps of a stretch of training, without the time of what `StepTimer.paused` measures."""
 
     def __init__(self):
-        self.steps, self.seconds, self.waited, self.step_s = 0, 0.0, 0.0, array.array("d")
+        self.steps = 0
+        self.seconds = 0.0
+        self.waited = 0.0  # seconds, for batches
+        self.step_s = array.array("d")  # seconds of each step
 
     def add(self, other: "Span") -> None:
         self.steps += other.steps
@@ -40,14 +41,13 @@ class Span:
 
 
 class StepTimer:
-    """How fast the steps are, since the last report and in all.
+    """How fast the steps are, since the last report and in total.
 
-    Steps are dispatched ahead of the device, so that the time between two dispatches says little.
-    After each dispatch
-    the timer waits for the metrics of the step before last: the device has a step to do meanwhile,
-    and the waits end as far apart as steps end, or as the host takes where it is the slower one.
-    Where the queue fills and drains (around a report, an evaluation, a save) that is not so; a
-    stretch without another measure counts as steps of equal length.
+    Steps are dispatched ahead of the device, so the time between two dispatches says little. After
+    each dispatch the timer waits for the metrics of the step before last: the device has a step to
+    do meanwhile, and these waits end as far apart as steps do, or as far as the host needs if it is
+    slower. That is not so while the queue fills and drains, around a report, an evaluation or a
+    save; if nothing else was measured, steps count as equally long.
     """
 
     AHEAD = 2  # steps that are dispatched and not waited for
@@ -55,14 +55,21 @@ class StepTimer:
     def __init__(
         self, batch_size: int, train_flops: float, peak_flops: float | None, num_devices: int
     ):
-        """`train_flops`: forward and backward FLOPs of one image; `peak_flops`: of one device, if
-        known.
         """
-        self.batch_size, self.train_flops, self.peak_flops = batch_size, train_flops, peak_flops
+        Args:
+          train_flops: forward and backward FLOPs of one image.
+          peak_flops: of one device, or None if unknown.
+        """
+        self.batch_size = batch_size
+        self.train_flops = train_flops
+        self.peak_flops = peak_flops
         self.num_devices = num_devices
-        self.since_report, self.in_all, self.paused_s = Span(), Span(), {}
+        self.since_report = Span()
+        self.in_total = Span()
+        self.paused_s: dict[str, float] = {}
         self.running: collections.deque = collections.deque()
-        self.compile_s, self.compile_reported = None, False
+        self.compile_s = None
+        self.compile_reported = False
         self.begun = time.perf_counter()
         self.resume()
 
@@ -93,19 +100,21 @@ class StepTimer:
         jax.block_until_ready(list(self.running))
         self.running.clear()
         seconds = time.perf_counter() - self.resumed
-        span, step_s = self.since_report, np.diff(self.ends)
-        span.step_s.extend(step_s if len(step_s) else self.steps * [seconds / max(self.steps, 1)])
+        span = self.since_report
+        equal = self.steps * [seconds / max(self.steps, 1)]
+        span.step_s.extend(np.diff(self.ends) if len(self.ends) > 1 else equal)
         span.steps += self.steps
         span.seconds += seconds
 
     def resume(self) -> None:
         """Begins a stretch of steps."""
-        self.resumed, self.steps = time.perf_counter(), 0
+        self.resumed = time.perf_counter()
+        self.steps = 0
         self.ends = array.array("d")
 
     @contextlib.contextmanager
     def paused(self, what: str):
-        """Times something that is no step, such as an evaluation."""
+        """Measures something other than steps, such as an evaluation."""
         self.pause()
         start = time.perf_counter()
         try:
@@ -121,7 +130,7 @@ class StepTimer:
         if self.compile_s is not None and not self.compile_reported:
             self.compile_reported = True
             scalars["perf/compile_s"] = self.compile_s
-        self.in_all.add(self.since_report)
+        self.in_total.add(self.since_report)
         self.since_report = Span()
         self.resume()
         return scalars
@@ -142,27 +151,24 @@ class StepTimer:
         return scalars
 
     def totals(self) -> dict:
-        """Metrics of all steps, and `steps`, `seconds` since the start, and `paused`: seconds by
-        what was timed.
-        """
-        last = self.report()
-        compiled = {} if self.compile_s is None else {"perf/compile_s": self.compile_s}
-        found = last | self.speed(self.in_all) | compiled
-        return found | dict(
-            steps=self.in_all.steps, seconds=time.perf_counter() - self.begun, paused=self.paused_s
-        )
+        """Metrics of all steps; `steps`; `seconds` since the start; `paused`, seconds by name."""
+        totals = self.report() | self.speed(self.in_total)
+        if self.compile_s is not None:
+            totals["perf/compile_s"] = self.compile_s
+        totals["steps"] = self.in_total.steps
+        totals["seconds"] = time.perf_counter() - self.begun
+        totals["paused"] = self.paused_s
+        return totals
 
 
 class ProfilerWindow:
     """Traces `num_steps` steps from `first_step` on into `folder`; num_steps 0 is off."""
 
     def __init__(self, folder, first_step: int, num_steps: int):
-        self.folder, self.first, self.last, self.running = (
-            str(folder),
-            first_step,
-            first_step + num_steps,
-            False,
-        )
+        self.folder = str(folder)
+        self.first = first_step
+        self.last = first_step + num_steps
+        self.running = False
 
     def before_step(self, step: int) -> None:
         """`step`: the update about to be done, counted from 1."""

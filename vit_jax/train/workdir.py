@@ -15,12 +15,9 @@ from vit_jax.errors import UserError, one_line, storage_problem
 
 
 def make(path: str) -> epath.Path:
-    """Creates the workdir and proves that it can be written.
-
-    Raises:
-      UserError: it can't.
-    """
-    if bad := set("[]\\") & set(path):
+    """Creates the workdir and proves that it can be written."""
+    bad = set("[]\\") & set(path)
+    if bad:
         raise UserError(
             f"--workdir={path} has the character {bad.pop()}, with which checkpoints can't be read "
             "back: rename it"
@@ -51,18 +48,18 @@ def is_fixed(key: str) -> bool:
 
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
-    now, before = dict(configs.flatten(config)), dict(configs.flatten(saved))
-    fixed = (
-        ("model.scan",) if now["optim.name"] == "adafactor" else ()
-    )  # its moments are factored by the layout
-    keys = sorted(key for key in now.keys() | before.keys() if key in fixed or matters(key))
+    now = dict(configs.flatten(config))
+    before = dict(configs.flatten(saved))
+    keys = {key for key in now.keys() | before.keys() if matters(key)}
+    if now["optim.name"] == "adafactor":
+        keys.add("model.scan")  # the factors of its moments depend on the layer layout
 
     def show(values, key):
         return repr(values[key]) if key in values else "(unset)"
 
     return [
         f"{key}: {show(before, key)} -> {show(now, key)}"
-        for key in keys
+        for key in sorted(keys)
         if show(before, key) != show(now, key)
     ]
 
@@ -80,15 +77,13 @@ def check(
         return
     try:
         saved = json.loads(path.read_text())
-        different, began = (
-            differences(config, saved["config"], matters),
-            saved.get("data_fingerprint", fingerprint),
-        )
+        different = differences(config, saved["config"], matters)
+        began = saved.get("data_fingerprint", fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
     if different:
         raise UserError(
-            f"--workdir={workdir} holds a run of another config ({'; '.join(different)}): "
+            f"--workdir={workdir} has a run of another config ({'; '.join(different)}): "
             "choose another --workdir, or undo these differences"
         )
     if began != fingerprint:

@@ -1,0 +1,130 @@
+"""What a run shows on the terminal: a progress bar, and how it went."""
+
+import logging
+import re
+
+import jax
+from etils import epath
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from vit_jax.train import metrics
+
+log = logging.getLogger(__name__)
+
+
+class ProgressBar:
+    """Steps done, loss, speed, data wait and remaining time; a bar on a terminal, log lines
+    elsewhere.
+    """
+
+    def __init__(self, total_steps: int, step: int):
+        self.console = Console(stderr=True)
+        self.live = self.console.is_terminal and jax.process_index() == 0
+        columns = (
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=self.console, disable=not self.live)
+        self.task = self.bar.add_task("compiling", total=total_steps, completed=step)
+        self.total = total_steps
+        self.bar.start()
+
+    def advance(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
+
+    def report(self, step: int, scalars: dict[str, float]) -> None:
+        """Shows the newest metrics."""
+        speed = scalars["perf/images_per_sec"]
+        left = (self.total - step) * scalars["perf/step_ms"] / 1e3
+        text = (
+            f"loss {scalars['train/loss']:.4f}  {speed:.0f} images/s  "
+            f"data wait {scalars['perf/data_wait']:.0%}"
+        )
+        self.bar.update(self.task, description=text)
+        if not self.live:
+            log.info("step %d/%d  %s  ETA %s", step, self.total, text, duration(left))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.bar.stop()
+
+
+def evaluations(workdir: epath.Path) -> list[tuple[str, str]]:
+    """For every evaluation of the run, earlier starts included: name, last and best accuracy."""
+    path = workdir / "metrics.jsonl"
+    lines = metrics.read_lines(path) if path.exists() else []
+    rows = []
+    for key in sorted({key for line in lines for key in line if re.fullmatch("eval/.*/top1", key)}):
+        last = [line for line in lines if key in line][-1]
+        best = max((line for line in lines if key in line), key=lambda line: line[key])
+        text = (
+            f"top1 {last[key]:.4f} at step {last['step']:,}, best {best[key]:.4f} at step "
+            f"{best['step']:,}"
+        )
+        rows.append((key.removesuffix("/top1"), text))
+    return rows
+
+
+# Row of the summary -> its text, and the metrics of `StepTimer.totals` in it.
+ROWS = {
+    "images/s": (
+        "{:,.0f}, {:,.1f} per chip",
+        "perf/images_per_sec",
+        "perf/images_per_sec_per_chip",
+    ),
+    "MFU": ("{:.1%}", "perf/mfu"),
+    "step ms": ("median {:,.1f}, p95 {:,.1f}", "perf/step_ms_p50", "perf/step_ms_p95"),
+    "data wait": ("{:.1%} of the time of the steps", "perf/data_wait"),
+    "compilation": ("{:.1f} s", "perf/compile_s"),
+    "device memory": ("peak {:.2f} GiB", "perf/hbm_gib"),
+}
+
+
+def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
+    """Names and values of what `StepTimer.totals` measured; what is unknown is left out."""
+    rows = [("steps", f"{totals['steps']:,} in {duration(totals['seconds'])}")]
+    for name, (text, *keys) in ROWS.items():
+        if all(key in totals for key in keys):
+            rows.append((name, text.format(*(totals[key] for key in keys))))
+    return rows + [(name, duration(seconds)) for name, seconds in totals["paused"].items()]
+
+
+def show_summary(workdir: epath.Path, totals: dict) -> None:
+    """Shows how the run went: a table on a terminal, lines of the log elsewhere and in log.txt.
+
+    Args:
+      totals: `StepTimer.totals`; without a step there is no summary.
+    """
+    if not totals["steps"]:
+        return
+    rows = summary_rows(totals) + evaluations(workdir)
+    console = Console(stderr=True)
+    live = console.is_terminal and jax.process_index() == 0
+    if live:
+        table = Table("this run", "", show_lines=False)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for name, text in rows:
+        log.info("%-16s %s", name, text, extra=dict(file_only=live))
+
+
+def duration(seconds: float) -> str:
+    """ "1:02:03" for 3723 seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
