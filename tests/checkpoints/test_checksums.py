@@ -75,7 +75,7 @@ def test_order_shape_and_the_sign_of_zero_count():
 def test_what_was_sealed_is_opened_through_json():
     meta = dict(config=dict(lr=1e-3, betas=(0.9, 0.999)), class_names=["a", "b"])
     sealed = json.loads(json.dumps(checksums.seal(meta, ARRAYS)))
-    found, saved = checksums.opened(sealed)
+    found, saved = checksums.unseal(sealed)
     assert found == json.loads(json.dumps(meta)) and set(saved) == set(ARRAYS)
     checksums.check(ARRAYS, saved)
 
@@ -89,10 +89,10 @@ def test_a_changed_fact_checksum_or_array_is_an_error():
     ]
     for one in (*changed, {}, [], None, dict(meta={}, checksums={})):
         with pytest.raises(UserError, match="checksum"):
-            checksums.opened(one)
-    with pytest.raises(UserError, match="1 arrays are damaged, as x"):
+            checksums.unseal(one)
+    with pytest.raises(UserError, match="1 arrays are damaged, such as x"):
         checksums.check(dict(x=ARRAYS["int32"] + 1), sealed["checksums"])
-    with pytest.raises(UserError, match="damaged, as y"):
+    with pytest.raises(UserError, match="damaged, such as y"):
         checksums.check(dict(y=ARRAYS["int32"]), sealed["checksums"])
 
 
@@ -113,5 +113,5 @@ def test_copies_that_are_not_alike_are_found():
         if bad is None:
             checksums.check(tree, expected)
         else:
-            with pytest.raises(UserError, match="1 arrays are damaged, as x"):
+            with pytest.raises(UserError, match="1 arrays are damaged, such as x"):
                 checksums.check(tree, expected)

@@ -45,11 +45,12 @@ def steps_in(folder) -> list[int]:
 
 
 def test_the_best_by_a_metric_is_kept_also_by_another_one_after_a_restart(tmp_path):
-    accuracies, losses = [0.1, 0.9, 0.5, 0.4, 0.3, 0.2], [0.5, 0.6, 0.1, 0.7, 0.8, 0.9]
+    accuracies = [0.1, 0.9, 0.5, 0.4, 0.3, 0.2]
+    losses = [0.5, 0.6, 0.1, 0.7, 0.8, 0.9]
     with Checkpointer(tmp_path, settings(keep_best=EVAL, keep_last=3)) as checkpointer:
         for step in range(1, 5):
-            told = {EVAL: accuracies[step - 1], "eval/val/loss": losses[step - 1]}
-            checkpointer.save(step, state(step), {}, told)
+            scores = {EVAL: accuracies[step - 1], "eval/val/loss": losses[step - 1]}
+            checkpointer.save(step, state(step), {}, scores)
     assert steps_in(tmp_path) == [2, 3, 4]
     with Checkpointer(tmp_path, settings(keep_best="eval/val/loss")) as checkpointer:
         assert restored(checkpointer) == (4, 4.0)
@@ -63,7 +64,7 @@ def test_the_best_by_a_metric_is_kept_also_by_another_one_after_a_restart(tmp_pa
     assert steps_in(tmp_path) == [3, 6]
 
 
-def test_a_save_that_fails_is_told_counted_and_followed_by_others(tmp_path, caplog):
+def test_a_save_that_fails_is_logged_counted_and_followed_by_others(tmp_path, caplog):
     """The folder turns into a file, and is there again later."""
     home, away = tmp_path / "checkpoints", tmp_path / "away"
     with Checkpointer(home, settings()) as checkpointer:
@@ -74,15 +75,13 @@ def test_a_save_that_fails_is_told_counted_and_followed_by_others(tmp_path, capl
         for step in (2, 3):
             checkpointer.save(step, state(step), {}, {})
             checkpointer.wait()
-        assert checkpointer.failures == checkpointer.failures_in_row == 2
+        assert checkpointer.failures == checkpointer.saves.failures_in_row == 2
         assert caplog.text.count("training goes on") == 2
         home.unlink()
         away.rename(home)
         checkpointer.save(4, state(4), {}, {})
-        assert checkpointer.wait() and (checkpointer.failures, checkpointer.failures_in_row) == (
-            2,
-            0,
-        )
+        assert checkpointer.wait()
+        assert (checkpointer.failures, checkpointer.saves.failures_in_row) == (2, 0)
         assert restored(checkpointer) == (4, 4.0)
 
 
@@ -100,14 +99,15 @@ def test_what_orbax_has_still_under_way_prints_nothing_and_everything_else_does(
     theirs = types.SimpleNamespace(
         cr_code=types.SimpleNamespace(co_filename="/lib/orbax/checkpoint/serialization.py")
     )
-    told = [
+    reports = [
         types.SimpleNamespace(object=thing, exc_value=OSError("broken"))
         for thing in (theirs, ours, None)
     ]
-    told.append(types.SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed")))
-    for unraisable in told:
+    closed = RuntimeError("Event loop is closed")
+    reports.append(types.SimpleNamespace(object=None, exc_value=closed))
+    for unraisable in reports:
         sys.unraisablehook(unraisable)
-    assert shown == told[1:3]
+    assert shown == reports[1:3]
 
 
 def test_so_many_failures_in_a_row_are_an_error_and_the_last_checkpoint_stays(tmp_path):
@@ -165,9 +165,7 @@ def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
 
 
 def test_a_write_that_is_given_up_prints_nothing():
-    """Orbax leaves coroutines behind where a save fails; Python would tell of them after the error,
-    at the end.
-    """
+    """Orbax leaves coroutines behind when a save fails; Python would report them at its end."""
 
     def async_serialize_from_host():
         async def write_fragment():

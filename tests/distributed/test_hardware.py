@@ -23,15 +23,15 @@ import resource
 import statistics
 import jax
 import jax.numpy as jnp
-from vit_jax import chips
+from vit_jax.distributed import runtime
 
-chips.keep_memory()
+runtime.keep_memory()
 step = jax.jit(lambda x: x + (x @ x.T) @ x / 1e6)
 x, faults = jnp.ones((4096, 8)), []
 for _ in range(16):
     x = jax.block_until_ready(step(x))
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-chips.release_memory()
+runtime.release_memory()
 print(statistics.median(b - a for a, b in zip(faults, faults[1:])), float(step(x).sum()) > 0)
 """
 

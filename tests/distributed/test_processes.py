@@ -150,13 +150,15 @@ def test_a_full_disk_ends_in_one_line_and_keeps_earlier_checkpoints(straight, tm
 IDS = """
 import json, sys
 import jax, numpy as np
-from vit_jax import config as configs, processes, sharding, train
+from vit_jax import config as configs
+from vit_jax.distributed import mesh as meshes, processes, sharding
+from vit_jax.train import loop
 processes.start()
 found = {}
 for name, overrides in json.load(open(sys.argv[2])).items():
     config = configs.load(sys.argv[1], overrides + sys.argv[4:])
-    mesh = sharding.make_mesh(config.mesh)
-    source, facts = train.open_training_data(config)
+    mesh = meshes.make_mesh(config.mesh)
+    source, facts = loop.open_training_data(config)
     from vit_jax.data import pipeline, to_device
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)
@@ -352,9 +354,9 @@ MESHES = {
 
 SEVERAL_RUNS = """
 import json, sys
-from vit_jax import train
+from vit_jax.train.__main__ import main
 for arguments in json.loads(sys.argv[1]):
-    if code := train.main(arguments):
+    if code := main(arguments):
         sys.exit(code)
 """
 

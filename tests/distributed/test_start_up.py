@@ -20,28 +20,29 @@ slow = pytest.mark.slow
 JOIN = """
 import os, signal, sys, time
 from etils import epath
-from vit_jax import agreement, errors, metrics, processes, watch
+from vit_jax import cli, errors
+from vit_jax.distributed import preflight, processes, watchdog
 
 what, _, who = sys.argv[1].partition(":")
 processes.HEARTBEAT_S = 15
 if what in ("hasty", "preempted"):
-    watch.POLL_S = 0
+    watchdog.POLL_S = 0
 
 def main():
     processes.start()
     import jax
     index = jax.process_index()
     me = who == str(index)
-    with metrics.logging_to(None):
+    with cli.logging_to(None):
         if what == "fail" and me:
             raise errors.UserError("process has no data: get some")
         if what == "late" and me:
             time.sleep(30)
         folder = epath.Path(sys.argv[2] + "/other" * (what == "apart" and me)) if len(sys.argv) > 2 else None
-        agreement.agree({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
+        preflight.check({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
         if what == "stall":
             for step in range(1, 2 if me else 4):
-                watch.progress.mark(f"step {step}")
+                watchdog.progress.mark(f"step {step}")
             time.sleep(300)
         if what == "gone":
             from jax.experimental import multihost_utils
@@ -64,7 +65,7 @@ def main():
             time.sleep(3)
             raise errors.NegativeResult("the table can't be drawn")
 
-sys.exit(watch.run(main, False))
+sys.exit(watchdog.run(main, False))
 """
 
 

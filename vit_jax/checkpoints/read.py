@@ -1,6 +1,4 @@
-"""One checkpoint on disk: where it is, and its facts, state and parameters, read and compared with
-their checksums.
-"""
+"""One checkpoint on disk: its path, meta, state and parameters, verified by checksums."""
 
 import math
 import re
@@ -19,9 +17,7 @@ from vit_jax.errors import UserError, one_line
 
 
 def silence_late_io() -> None:
-    """Orbax gives up its coroutines when a read or write fails; those still under way then print no
-    traceback each.
-    """
+    """Hides the tracebacks of the coroutines that Orbax abandons when a read or write fails."""
     warnings.filterwarnings(
         "ignore", r"coroutine '.*async_\w*serialize.* was never awaited", RuntimeWarning
     )
@@ -39,12 +35,14 @@ def silence_late_io() -> None:
 
 
 def absolute(path) -> epath.Path:
-    """A local path made absolute, as Orbax wants it; gs:// and the like as they are."""
-    return epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
+    """The absolute path that Orbax needs; gs:// and the like stay as they are."""
+    if "://" in str(path):
+        return epath.Path(path)
+    return epath.Path(path).expanduser().resolve()
 
 
 def is_ours(path) -> bool:
-    """Whether a folder is a checkpoint, or holds checkpoints."""
+    """Whether a folder is a checkpoint, or contains checkpoints."""
     path = epath.Path(path)
     folders = (path, path / "checkpoints")
     return (path / "state").exists() or any(
@@ -53,11 +51,8 @@ def is_ours(path) -> bool:
 
 
 def find(path) -> epath.Path:
-    """The folder of one checkpoint, from it, from a `checkpoints` folder, or from a workdir (the
-    newest).
-
-    Raises:
-      UserError: there is none.
+    """The folder of one checkpoint: `path` itself, or the newest of a workdir or a `checkpoints`
+    folder.
     """
     path = absolute(path)
     for folder in (path, path / "checkpoints"):
@@ -73,7 +68,7 @@ def find(path) -> epath.Path:
 
 
 def write_params(folder, params: dict, meta: dict) -> None:
-    """Writes a checkpoint of parameters alone, whole or not at all.
+    """Writes a checkpoint of parameters alone, completely or not at all.
 
     Args:
       folder: must not exist.
@@ -88,12 +83,12 @@ def write_params(folder, params: dict, meta: dict) -> None:
 
 
 def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
-    """(meta, checksums of the leaves) of a checkpoint; any exception where they are damaged."""
-    return checksums.opened(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
+    """(meta, checksums of the leaves) of a checkpoint; any exception if they are damaged."""
+    return checksums.unseal(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
 
 
-# What may be over in a minute, and says nothing about the file.
-PASSING = re.compile(
+# Errors that may be over in a minute, and do not mean that the file is damaged.
+TEMPORARY = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many "
     "open files|Stale file handle|Cannot allocate memory|timed out|HTTP response code: 5"
 )
@@ -104,10 +99,10 @@ class Unreachable(UserError):
 
 
 def problem_with(path, problem: str) -> UserError:
-    """What is wrong with a checkpoint, by what its reading failed with."""
-    if PASSING.search(problem):
+    """The error to raise if reading a checkpoint failed with the text `problem`."""
+    if TEMPORARY.search(problem):
         return Unreachable(
-            f"{path} can't be read now ({problem}): nothing was changed; mend that, and try again"
+            f"{path} can't be read now ({problem}): nothing was changed; fix that, and try again"
         )
     return UserError(f"{path} can't be used ({problem}): choose another checkpoint")
 
@@ -117,10 +112,10 @@ def unreadable(path, error: Exception) -> UserError:
 
 
 def read_meta(folder) -> dict:
-    """What `save` was given as `meta`, with `step` and `metrics`.
+    """The `meta` that was given to `Checkpointer.save`, with `step` and `metrics`.
 
     Raises:
-      UserError: it can't be read, or is not as it was written.
+      UserError: it can't be read, or is damaged.
     """
     try:
         return sealed_facts(folder)[0]
@@ -129,22 +124,24 @@ def read_meta(folder) -> dict:
 
 
 def read_state(folder, make_abstract) -> dict:
-    """The whole state of a checkpoint, on the devices that `make_abstract` says; see
+    """The complete state of a checkpoint, in the layout of `make_abstract`; see
     `Checkpointer.restore`.
 
     Raises:
-      UserError: on all processes, if one of them can't read it or finds that it is not as it was
-        written.
+      UserError: on all processes, if one of them can't read it or finds it damaged.
     """
-    state, expected, problem = None, {}, None
+    state = None
+    expected = {}
+    problem = None
     try:
         meta, expected = sealed_facts(folder)
-        # In Orbax's own restore the other processes would wait for one that fails.
+        # In the manager's restore the other processes would wait for one that fails.
         args = ocp.args.StandardRestore(make_abstract(meta))
         state = ocp.StandardCheckpointHandler().restore(epath.Path(folder) / "state", args=args)
     except Exception as error:  # whatever a damaged file leads to
         problem = one_line(error)[:300] or type(error).__name__
-    if problem := messages.first_problem(f"the reading of {folder}", problem):
+    problem = messages.first_problem(f"the reading of {folder}", problem)
+    if problem:
         raise problem_with(folder, problem)
     try:
         checksums.check(state, expected)
@@ -154,26 +151,20 @@ def read_state(folder, make_abstract) -> dict:
 
 
 def read_params(folder) -> dict:
-    """Parameters of a checkpoint as numpy arrays on any machine; the averaged ones where the run
-    averages.
-
-    Raises:
-      UserError: they can't be read, or are not as they were written.
-    """
+    """Parameters of a checkpoint as numpy arrays, on any machine; `ema_params` if there are any."""
     silence_late_io()
-    path, checkpointer = epath.Path(folder) / "state", ocp.PyTreeCheckpointer()
+    path = epath.Path(folder) / "state"
+    checkpointer = ocp.PyTreeCheckpointer()
     try:
         expected = sealed_facts(folder)[1]
-        if (metadata := checkpointer.metadata(path).item_metadata) is None:
+        metadata = checkpointer.metadata(path).item_metadata
+        if metadata is None:
             raise UserError("its _METADATA can't be read")
-        tree = metadata.tree
-        name = "ema_params" if tree.get("ema_params") else "params"
-        wanted = {name: tree[name]}
-        check_fits(
-            sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(wanted)), path
-        )
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
+        name = "ema_params" if metadata.tree.get("ema_params") else "params"
+        item = {name: metadata.tree[name]}
+        check_fits(sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(item)), path)
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
         params = checkpointer.restore(path, args=args)
         checksums.check(params, expected)
         return params[name]
