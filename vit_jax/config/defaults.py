@@ -192,7 +192,6 @@ def vtab_defaults() -> dict:
         seeds=3,  # runs of the chosen setting: seed, seed + 1, ...
         score="mean",  # of these runs: mean | median
         max_test_examples=0,  # of each test split; 0: all
-        generated=False,  # where a data set is not there, take made-up data below DATA_DIR/generated
     )
 
 
