@@ -17,7 +17,7 @@ PART_OF_IMAGENET = ("imagenet_a", "imagenet_r")
 
 
 def get_config(arg="digits"):
-    """`arg`: a data set, optionally a split; the default is the one that results are reported on."""
+    """`arg`: a data set, optionally a split; by default the one that results are reported on."""
     name, _, split = arg.partition(",")
     known = CATALOG.get(name)
     config = ml_collections.ConfigDict()

@@ -1,5 +1,5 @@
-"""All 19 tasks by the command that a user runs: real features of every data set, sprites in place of
-dSprites, and a kill.
+"""All 19 tasks by the command that a user runs, with real features of every data set and sprites in
+place of dSprites, and a kill.
 """
 
 import json

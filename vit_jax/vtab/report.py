@@ -82,9 +82,11 @@ class Results:
         """The result of a run; None if there is none or it is damaged, so that it runs again."""
         try:
             result = json.loads(self.path(name, seed).read_text())
-            return result if is_valid(result) else None
+            if is_valid(result):
+                return result
         except (OSError, ValueError, TypeError, AttributeError):
-            return None
+            pass
+        return None
 
     def is_done(self, name: str, seed: int) -> bool:
         result = self.read(name, seed)
@@ -153,14 +155,18 @@ class Results:
 
 
 def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"
+    if value is None:
+        return ""
+    return f"{100 * value:.2f}"
 
 
 def notes(results: dict, name: str) -> str:
     """The last column of the table for a task."""
     task = results["tasks"][name]
+    if task["error"]:
+        return f"{task['status']}: {task['error']}"
     if task["status"] != "done":
-        return f"{task['status']}: {task['error']}" if task["error"] else task["status"]
+        return task["status"]
     _, total = VTAB[name].splits["test"]
     lines = data_departures(task)
     if task["num_test"] != total:
@@ -213,9 +219,9 @@ def chart(results: dict, path: epath.Path) -> None:
     panel = figure.subplots()
     for x, task in enumerate(tasks.values()):
         if task["top1"] is not None:
-            interval = 100 * task["ci95"] if task["ci95"] else None
+            interval = 100 * (task["ci95"] or 0.0)
             color = COLORS[task["group"]]
-            panel.bar(x, 100 * task["top1"], yerr=interval, color=color, capsize=3)
+            panel.bar(x, 100 * task["top1"], yerr=interval or None, color=color, capsize=3)
     labels = [f"{name}  {percent(task['top1'])}" for name, task in tasks.items()]
     panel.set_xticks(range(len(tasks)), labels, rotation=40, ha="right", fontsize=8)
     panel.set(ylabel="top-1, %", ylim=(0, 100), title=title(results))

@@ -92,7 +92,7 @@ def check_config(config) -> None:
         )
     if config.label_smoothing:
         raise UserError(
-            "config key label_smoothing has no effect in vtab, whose heads are padded: leave it out"
+            "config key label_smoothing is not for vtab, whose heads are padded: leave it out"
         )
 
 

@@ -13,8 +13,8 @@ MAX_LABELS = 64  # per example
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """`label(example)` computes an integer scalar from the features `keys`; `names` are those of the
-    classes; `what` distinguishes rules for the same records.
+    """`label(example)` computes an integer scalar from the features `keys`; `names` are the class
+    names; `what` distinguishes rules for the same records.
     """
 
     keys: tuple[str, ...]
