@@ -1,17 +1,16 @@
 """Whether pretraining helps: sprites, faces and textures from weights that were pretrained here,
 and from scratch.
 
-    python -m comparisons.transfer DIR --data_dir=DATA_DIR
+    python -m comparisons.transfer DIR
 
-takes three quarters of an hour of two cores. DATA_DIR has generated sprites, as from
-
-    python -m vit_jax.vtab prepare --config=configs/vtab.py --config.vtab.generated=True --config.data.data_dir=DATA_DIR
+takes three quarters of an hour on two cores. `comparisons.sprites` draws the sprites in DIR/data,
+where `vit_jax.vtab` takes them for dSprites.
 
 Pretraining sees digits, and sprites of the train split labelled with shape, scale, height, and
-distance from the middle. It is transferred to their place from left to right, their orientation,
-faces (scikit-image's lfw_subset) and textures (its brick, grass and gravel; `pip install -e
-'.[comparisons]'` has them). Every learning rate is chosen on validation examples, from the same
-ones for both.
+distance from the centre. The weights are transferred to four tasks: position of the sprites from
+left to right, their orientation, faces (scikit-image's lfw_subset) and textures (its brick, grass
+and gravel; `pip install -e '.[comparisons]'` has them). Every learning rate is chosen on validation
+examples, from the same candidates for both.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vit_jax.vtab import sprites
+from comparisons import sprites
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPRITES, SIDE = 30_000, 64
@@ -54,7 +53,7 @@ SUITE = """config.total_steps = 600
     config.data = dict(name="vtab", data_dir={data_dir!r}, batch_size=64, crop="random", flip=True)
     config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=60, wd=0.0, grad_clip_norm=1.0)
     config.evals = dict(test=dict(data=dict(crop="resize", batch_size=256)))
-    config.vtab = dict(lrs=(1e-4, 3e-4, 1e-3, 3e-3), seeds={seeds}, generated=True, max_test_examples=10000)"""
+    config.vtab = dict(lrs=(1e-4, 3e-4, 1e-3, 3e-3), seeds={seeds}, max_test_examples=10000)"""
 
 FOLDER = """config.total_steps = 200
     config.data = dict(name="folder:{folder}", split="train", batch_size=32, crop="random", flip=True)
@@ -77,7 +76,7 @@ def pretraining_data(folder: pathlib.Path) -> pathlib.Path:
     for i, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         save(np.round(image * (255 / 16)).astype(np.uint8), folder / f"digits/{i}.png")
         lines.append(f"digits/{i}.png,digit {label}")
-    order = sprites.order("train", [str(i) for i in range(sprites.COUNT)])
+    order = sprites.tfds_order("train", [str(i) for i in range(sprites.COUNT)])
     # train800 is left out, as are the validation and test examples.
     for number in order[1_000 : 1_000 + SPRITES].tolist():
         shape, scale, _, x, y = sprites.factors(number)
@@ -120,10 +119,10 @@ def run(*words: str) -> None:
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def suite(
-    folder: pathlib.Path, data_dir: str, weights: pathlib.Path
-) -> dict[str, dict[str, list[float]]]:
+def suite(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, list[float]]]:
     """Accuracies by task, start and seed on the sprites."""
+    data_dir = str(folder / "data")
+    sprites.write(data_dir)
     body = SUITE.format(data_dir=data_dir, seeds=SEEDS)
     names, found = "dsprites_label_x_position,dsprites_label_orientation", {}
     for start in ("pretrained", "scratch"):
@@ -172,7 +171,6 @@ def folders(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--data_dir", required=True)
     args = parser.parse_args(argv)
     folder = args.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +180,7 @@ def main(argv: list[str]) -> None:
         config_file(folder / "pretrain.py", PRETRAIN.format(csv=csv)),
         f"--workdir={weights}",
     )
-    found = suite(folder, args.data_dir, weights) | folders(folder, weights)
+    found = suite(folder, weights) | folders(folder, weights)
     print("| task | pretrained | from scratch | difference |\n|---|---|---|---|")
     from vit_jax.vtab.report import confidence
 

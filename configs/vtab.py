@@ -1,15 +1,16 @@
 """The 19 tasks of VTAB-1k (arXiv 1910.04867), by the protocol of the ViT paper or the lightweight
 one of VTAB.
 
-    python -m vit_jax.vtab run --config=configs/vtab.py --config.init_from=B_16.npz --workdir=/tmp/vtab
-    python -m vit_jax.vtab run --config=configs/vtab.py:lightweight --config.init_from=B_16.npz --workdir=/tmp/light
+    python -m vit_jax.vtab run --config=configs/vtab.py --config.init_from=B_16.npz --workdir=DIR
+    python -m vit_jax.vtab run --config=configs/vtab.py:lightweight ...
 
-`vit`: 2,500 steps of 512 images at 384 with learning rate 0.01, three seeds. `lightweight`: two
-learning rates by two lengths, chosen by task on its 200 validation examples, at 224, the median of
-three seeds. The model is that of the weights. Expected (ViT paper, table 2, mean of 19 tasks): H/14
-pretrained on JFT-300M 77.63 %, L/16 on JFT-300M 76.28 %, L/16 on ImageNet-21k 72.72 %.
+`vit`: 2,500 steps of 512 images at 384 pixels with learning rate 0.01; three seeds. `lightweight`:
+two learning rates times two numbers of steps, chosen for each task on its 200 validation examples,
+at 224 pixels; the median of three seeds. The weights determine the model. Expected (ViT paper,
+table 2, mean of 19 tasks): H/14 pretrained on JFT-300M 77.63 %, L/16 on JFT-300M 76.28 %, L/16 on
+ImageNet-21k 72.72 %.
 
-Cost: vit, B/16: 19 x 3 x 2.1e17 FLOP, and 390,000 test images three times.
+Cost of `vit` for B/16: 19 x 3 x 2.1e17 FLOPs, and 390,000 test images three times.
 """
 
 import ml_collections

@@ -1,6 +1,6 @@
 """Data sets of TFDS with their real features, splits and counts, and mocked records that repeat.
 
-python tests/vtab/mocked_tfds.py DATA_DIR        writes those of VTAB but dSprites: 1 GB in a minute
+python tests/vtab/mocked_tfds.py DATA_DIR    writes all of VTAB but dSprites: 1 GB, one minute
 """
 
 import os

@@ -57,15 +57,13 @@ def load(small, *overrides):
     return configs.load(f"{small}/small.py", [f"--config.data.data_dir={small}/data", *overrides])
 
 
-def examples(
-    count: int, rows: int, size: int, windows=True, mirrors=True, classes=3
-) -> trainer.Examples:
+def examples(count: int, rows: int, size: int, crop=True, flip=True, classes=3) -> trainer.Examples:
     """Images whose pixels tell their number and place."""
-    side = trainer.larger(size)
+    side = trainer.resized_side(size)
     row, column = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     number = np.arange(rows)[:, None, None]
     image = np.stack(np.broadcast_arrays(number, row, column), -1).astype(np.uint8)
-    facts = map(jnp.asarray, (np.int32(count), np.int32(classes), windows, mirrors))
+    facts = map(jnp.asarray, (np.int32(count), np.int32(classes), crop, flip))
     return trainer.Examples(jnp.asarray(image), jnp.arange(rows) % classes, *facts)
 
 
@@ -93,17 +91,17 @@ def test_a_batch_may_be_larger_than_the_data():
     assert sorted(np.bincount(numbers, minlength=20).tolist())[0] >= 2
 
 
-def test_windows_and_mirrors_are_those_that_a_task_allows():
-    size, side = 12, trainer.larger(12)
-    for windows in (True, False):
-        for mirrors in (True, False):
-            batches = drawn(examples(20, 20, size, windows, mirrors), 16, size, range(20))
+def test_crops_and_flips_are_those_that_a_task_allows():
+    size, side = 12, trainer.resized_side(12)
+    for crop in (True, False):
+        for flip in (True, False):
+            batches = drawn(examples(20, 20, size, crop, flip), 16, size, range(20))
             image = np.concatenate([batch["image"] for batch in batches]).astype(int)
             top, left, right = image[:, 0, 0, 1], image[:, 0, 0, 2], image[:, 0, -1, 2]
-            mirrored = left > right
-            assert mirrored.any() == mirrors and (~mirrored).any()
-            corner = np.where(mirrored, right, left)
-            assert set(top) == set(corner) == (set(range(side - size + 1)) if windows else {0})
+            flipped = left > right
+            assert flipped.any() == flip and (~flipped).any()
+            corner = np.where(flipped, right, left)
+            assert set(top) == set(corner) == (set(range(side - size + 1)) if crop else {0})
             np.testing.assert_array_equal(image[:, :, 0, 1], top[:, None] + np.arange(size))
             np.testing.assert_array_equal(
                 np.sort(image[:, 0, :, 2]), corner[:, None] + np.arange(size)
@@ -136,7 +134,7 @@ def tuned(config, classes: int, head: int, steps: int):
         return jax.device_get(tuner.train(held, trainer.Setting(0.05, steps, 7)))
 
 
-def test_classes_that_a_task_has_not_change_nothing(small):
+def test_classes_that_a_task_does_not_have_change_nothing(small):
     config = load(small, "--config.model.dtype=float32", "--config.optim.momentum_dtype=float32")
     exact, padded = tuned(config, 5, 5, 6), tuned(config, 5, 128, 6)
     head = padded.pop("head"), exact.pop("head")
@@ -149,7 +147,7 @@ def test_classes_that_a_task_has_not_change_nothing(small):
 
 def test_schedules_are_stretched_with_the_number_of_steps():
     config = configs.load(f"{ROOT}/configs/vtab.py:lightweight")
-    found = trainer.stretched(config, 10_000)
+    found = trainer.stretch_schedule(config, 10_000)
     assert found["warmup_steps"] == 800
     assert found["stairs"] == ((3_000, 0.1), (6_000, 0.01), (9_000, 0.001))
 
@@ -313,16 +311,16 @@ def test_a_suite_in_parts_ends_with_one_table(small, done):
     assert list(json.loads((done / "vtab.json").read_text())["tasks"]) == TASKS.split(",")
 
 
-def test_generated_data_of_one_seed_label_the_task(small, done, tmp_path):
+def test_other_data_of_one_seed_label_the_task(small, done, tmp_path):
     results = report.Results(tmp_path, load(small), ["dtd"])
     results.begin()
     for seed in (0, 1):
         one = json.loads((done / f"tasks/dtd.{seed}.json").read_text())
-        one["data"] |= dict(generated=seed == 1, unreadable=3 * seed)
+        one["data"] |= dict(is_known=False if seed == 1 else None, unreadable=3 * seed)
         results.path("dtd", seed).write_text(json.dumps(one))
     found = results.collect()
     assert (
-        "dtd: generated data" in found["departures"]
+        "dtd: other training examples" in found["departures"]
         and "dtd: 3 images can't be read" in found["departures"]
     )
 
@@ -441,9 +439,9 @@ def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tasks=cifar10"], "VTAB has no task 'cifar10': choose of caltech101"),
+        (["--tasks=cifar10"], "VTAB has no task 'cifar10': choose one of caltech101"),
         (["--config.data.crop=inception"], "data.crop=inception is not for VTAB"),
-        (["--config.label_smoothing=0.1"], "label_smoothing has no effect in vtab"),
+        (["--config.label_smoothing=0.1"], "label_smoothing is not for vtab"),
         (["--config.loss=multilabel_xent"], "loss=multilabel_xent is not for vtab"),
         (["--config.evals.test.data.split=train"], "evals.test.data.split has no effect in vtab"),
         (["--config.data.subset=10%"], "data.subset has no effect in vtab"),
@@ -469,7 +467,7 @@ def test_mistakes_are_one_line(small, tmp_path, capsys, arguments, says):
 def test_another_config_has_no_settings_of_vtab(tmp_path, capsys):
     demo = f"--config={ROOT}/configs/demo.py"
     assert command.main(["check", demo]) == 2
-    assert "has no settings of VTAB" in capsys.readouterr().err
+    assert "has no VTAB settings" in capsys.readouterr().err
     assert command.main(["check", demo, "--config.vtab.seeds=1"]) == 2
     assert "config key vtab.seeds belongs to VTAB's settings" in capsys.readouterr().err
 
@@ -492,8 +490,9 @@ def test_check_tells_of_every_task_what_is_there(small, capsys, tmp_path):
     assert {name: row["state"] for name, row in rows.items()} == dict(
         dtd="ready", svhn="missing", resisc45="manual"
     )
-    command_for_it = "python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks=svhn --config.data.data_dir="
-    assert command_for_it in rows["svhn"]["detail"] and "1.6 GB" in rows["svhn"]["detail"]
+    advice = rows["svhn"]["detail"]
+    assert "python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks=svhn" in advice
+    assert "--config.data.data_dir=" in advice and "1.6 GB" in advice
     assert "downloads/manual" in rows["resisc45"]["detail"] and "rar" in rows["resisc45"]["detail"]
     assert len(rows["dtd"]["fingerprint"]["pixels"]) == 16
 

@@ -13,12 +13,13 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 import vtab_spec
 
+from comparisons import sprites
 from vit_jax.data import images
 from vit_jax.data.sources import tfds_labels, vtab_tasks
 from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources import vtab_fingerprint as fingerprint
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import UserError
-from vit_jax.vtab import fingerprint, sprites
 
 NAMES = tuple(VTAB)
 
@@ -168,7 +169,7 @@ def keys_in_order(name: str, split: str) -> list[str]:
         "clevr_count_all": f"CLEVR_{split[:5]}_{{:06}}.png",
     }.get(name, "{}")
     keys = [form.format(i) for i in range(count)]
-    return [keys[i] for i in sprites.order(split, keys)]
+    return [keys[i] for i in sprites.tfds_order(split, keys)]
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -192,7 +193,7 @@ def test_the_manifest_of_sun397_follows_from_the_lists_of_tfds():
     found = {}
     for part, split in (("train", "tr"), ("validation", "va")):
         text = (folder / f"sun397_tfds_{split}.txt").read_text().split()
-        found[part] = [text[i] for i in sprites.order(part, text)]
+        found[part] = [text[i] for i in sprites.tfds_order(part, text)]
     keys = found["train"][:800], found["validation"][:200]
     digests = tuple(hashlib.sha256("\n".join(part).encode()).hexdigest()[:16] for part in keys)
     assert fingerprint.MANIFEST["sun397/tfds"] == digests
@@ -217,7 +218,7 @@ def test_keys_are_read_from_the_features_that_tell_them():
     assert (
         fingerprint.key_of("resisc45", dict(filename=long.encode())) == f"dense_residential_{long}"
     )
-    latents = dict(zip(fingerprint.FACTORS, (2, 5, 39, 31, 30), strict=True))
+    latents = dict(zip(fingerprint.LATENTS, (2, 5, 39, 31, 30), strict=True))
     assert key("dsprites", **latents) == str(737_279 - 1)
     assert fingerprint.key_of("smallnorb", {}) is None
 
@@ -239,7 +240,7 @@ def test_the_states_of_data_on_disk(tmp_path):
     assert found.state == "wrong count" and "3,668 examples, not 3,669" in found.detail
     mocked_tfds.write("oxford_iiit_pet:4.0.0", where, dict(train=3_680, test=3_669))
     found = vtab_source.find(pets, where)
-    assert found.state == "ready" and not found.is_generated
+    assert found.state == "ready"
     next(found.builder.data_path.glob("*-test.*")).unlink()
     found = vtab_source.find(pets, where)
     assert found.state == "missing files" and "1 of 2, the first is" in found.detail
@@ -285,7 +286,7 @@ def few_sprites(tmp_path_factory):
 
 
 def test_sprites_have_the_features_and_the_order_of_dsprites(few_sprites):
-    builder = tfds.builder("dsprites:2.*.*", data_dir=few_sprites / "generated")
+    builder = tfds.builder("dsprites:2.*.*", data_dir=few_sprites)
     examples = list(builder.as_data_source("train"))
     assert len(examples) == 1_500
     for example, number in zip(examples[:3], (16_399, 634_903, 206_287), strict=True):
@@ -312,13 +313,3 @@ def test_sprites_move_and_turn_as_their_latents_say():
         for scale in range(6)
     ]
     assert sizes == sorted(sizes) and sizes[-1] > 3.5 * sizes[0]
-
-
-def test_generated_data_say_so_and_are_counted(few_sprites):
-    task = VTAB["dsprites_label_orientation"]
-    found = vtab_source.find(task, str(few_sprites / "generated"))
-    assert (
-        found.is_generated
-        and found.state == "wrong count"
-        and vtab_source.find(task, str(few_sprites)).state == "missing"
-    )

@@ -261,7 +261,6 @@ VTAB = dict(
     seeds=key(3, "runs of the chosen setting: seed, seed + 1, ...", within=(1, 1000)),
     score=key("mean", "of these runs", ("mean", "median")),
     max_test_examples=key(0, "of each test split; 0: all"),
-    generated=key(False, "if a data set is missing, take data from DATA_DIR/generated"),
 )
 # fmt: on
 

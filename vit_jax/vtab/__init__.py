@@ -1,1 +1,1 @@
-"""VTAB (arXiv 1910.04867): the 19 tasks checked, prepared and run, and a table of the results."""
+"""VTAB-1k (arXiv 1910.04867): checks, prepares and runs the 19 tasks, and reports the results."""

@@ -1,9 +1,10 @@
-"""VTAB-1k (arXiv 1910.04867): 19 tasks with 1,000 training images each, checked, prepared and run
-by one command.
+"""VTAB-1k (arXiv 1910.04867): checks, prepares and runs 19 tasks with 1,000 training images each.
 
-python -m vit_jax.vtab check   --config=configs/vtab.py [--tasks=a,b]
-python -m vit_jax.vtab prepare --config=configs/vtab.py [--tasks=a,b]
-python -m vit_jax.vtab run     --config=configs/vtab.py --config.init_from=WEIGHTS --workdir=DIR [--tasks=a,b]
+python -m vit_jax.vtab check   --config=configs/vtab.py
+python -m vit_jax.vtab prepare --config=configs/vtab.py
+python -m vit_jax.vtab run     --config=configs/vtab.py --config.init_from=WEIGHTS --workdir=DIR
+
+--tasks=a,b restricts each of them to some of the tasks.
 """
 
 import os
@@ -20,14 +21,12 @@ from vit_jax.train import workdir
 
 
 def tasks_of(text: str) -> list[str]:
-    """The tasks of a list with commas in VTAB's order; all of an empty one.
-
-    Raises:
-      UserError: one is unknown.
-    """
-    given = [name.strip() for name in text.split(",")] if text else list(VTAB)
+    """The tasks in a comma-separated list, in VTAB's order; all if it is empty."""
+    if not text:
+        return list(VTAB)
+    given = [name.strip() for name in text.split(",")]
     for name in given:
-        vtab(name)
+        vtab(name)  # an unknown name is an error
     return [name for name in VTAB if name in given]
 
 
@@ -38,7 +37,8 @@ def check(args) -> None:
         rows = checks.check(args.config, args.names)
     checks.show(rows)
     cli.write_json(args.json, rows)
-    if bad := [name for name, row in rows.items() if row["state"] not in ("ready", "generated")]:
+    bad = [name for name, row in rows.items() if row["state"] != "ready"]
+    if bad:
         raise NegativeResult(
             f"{len(bad)} of {len(rows)} tasks are not ready, the first is {bad[0]}: see the table"
         )
@@ -82,7 +82,7 @@ def add_arguments(parser, part: str) -> None:
             help="where results are written; the same command continues",
         )
     parser.add_argument(
-        "--tasks", default="", metavar="A,B", help="some of the tasks (default: all)"
+        "--tasks", default="", metavar="A,B", help="only these tasks (default: all)"
     )
 
 
@@ -90,7 +90,7 @@ def work(args) -> None:
     args.names = tasks_of(args.tasks)
     if not args.config.vtab:
         raise UserError(
-            f"config {args.location} has no settings of VTAB: use configs/vtab.py, or set vtab in it"
+            f"config {args.location} has no VTAB settings: use configs/vtab.py, or set vtab in it"
         )
     dict(check=check, prepare=prepare, run=run)[args.part](args)
 

@@ -1,4 +1,6 @@
-"""Whether the data of the tasks are there, whole and those of VTAB; and their preparation."""
+"""Checks whether the data of the tasks are there, complete and those of VTAB-1k; prepares what is
+missing.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -12,118 +14,97 @@ from vit_jax.vtab import task_data
 
 log = logging.getLogger("vit_jax.vtab")
 
-# Of what the user fetches, in GB; of the rest TFDS knows the size.
+# Size in GB of what the user downloads by hand; TFDS knows the size of the rest.
 MANUAL_GB = {"resisc45": 0.4, "diabetic_retinopathy_detection/btgraham-300": 89.0}
+ID_NOTES = {True: "VTAB's", False: "others", None: "not known"}
 
 
-def size_of(builder_name: str, builder) -> str:
-    """What there is to download."""
-    if gigabytes := MANUAL_GB.get(builder_name):
-        return f"{gigabytes:g} GB"
+def download_size(builder_name: str, builder) -> str:
+    if builder_name in MANUAL_GB:
+        return f"{MANUAL_GB[builder_name]:g} GB"
     total = sum(info.size for info in (builder.url_infos or {}).values() if info.size)
-    return (
-        "size unknown"
-        if not total
-        else f"{total / 1e9:.1f} GB"
-        if total > 1e9
-        else f"{total / 1e6:.0f} MB"
-    )
+    if not total:
+        return "size unknown"
+    if total > 1e9:
+        return f"{total / 1e9:.1f} GB"
+    return f"{total / 1e6:.0f} MB"
 
 
-def what_to_do(name: str, found, data_dir: str) -> str:
-    """Of data that were looked for, `data.sources.vtab.Found`."""
-    task, builder = VTAB[name], found.builder
-    where = f" --config.data.data_dir={data_dir}" if data_dir else ""
-    command = f"python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks={name}{where}"
-    if found.state == "missing":
-        return f"{size_of(task.builder, builder)}: {command}"
+def advice(name: str, found, data_dir: str) -> str:
+    """What is wrong with data that are not ready, and what to do about it.
+
+    Args:
+      found: the `data.sources.vtab.Found` of the task.
+    """
+    builder = found.builder
+    command = f"python -m vit_jax.vtab prepare --config=configs/vtab.py --tasks={name}"
+    if data_dir:
+        command += f" --config.data.data_dir={data_dir}"
+    if found.state in ("wrong count", "missing files"):
+        return f"{found.detail}; remove {builder.data_dir}, then {command}"
+    if found.state not in ("missing", "manual"):
+        return found.detail
+    size = download_size(VTAB[name].builder, builder)
     if found.state == "manual":
         folder = builder.data_dir_root / "downloads" / "manual"
         steps = one_line(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
-        return f"{size_of(task.builder, builder)} by hand into {folder}: {steps} Then {command}"
-    if found.state in ("wrong count", "missing files"):
-        return f"{found.detail}; remove {builder.data_dir}, then {command}"
-    return found.detail
+        return f"{size} by hand into {folder}: {steps} Then {command}"
+    return f"{size}: {command}"
 
 
 def check(config, names: Sequence[str]) -> dict[str, dict]:
-    """State, details and, of what is ready, a fingerprint by task."""
-    rows = {}
-    for name in names:
-        try:
-            found = task_data.locate(name, config)
-            rows[name] = dict(
-                state=found.state,
-                detail=what_to_do(name, found, config.data.data_dir),
-                fingerprint=None,
-            )
-            if found.state == "ready":
-                rows[name] |= of_ready(name, found)
-        except UserError as error:
-            rows[name] = dict(state="damaged", detail=one_line(error)[:300], fingerprint=None)
-    return rows
+    """For every task its state, details and, if it is ready, a fingerprint."""
+    return {name: check_task(config, name) for name in names}
 
 
-def of_ready(name: str, found) -> dict:
-    """The state of data that are there with the right counts, after a look at the 1,000 examples."""
-    from vit_jax.vtab import fingerprint as fingerprints
+def check_task(config, name: str) -> dict:
+    try:
+        found = task_data.locate(name, config)
+        if found.state == "ready":
+            return check_examples(name, found)
+    except UserError as error:
+        return dict(state="damaged", detail=one_line(error)[:300], fingerprint=None)
+    detail = advice(name, found, config.data.data_dir)
+    return dict(state=found.state, detail=detail, fingerprint=None)
 
-    where = name, VTAB[name], found
-    fingerprint = fingerprints.ids(*where) | dict(pixels=fingerprints.pixels(*where))
-    state = dict(state="ready", fingerprint=fingerprint)
+
+def check_examples(name: str, found) -> dict:
+    """Reads the 1,000 examples of data that have the right counts."""
+    from vit_jax.data.sources import vtab_fingerprint
+
+    task = VTAB[name]
+    fingerprint = vtab_fingerprint.ids(name, task, found)
+    fingerprint["pixels"] = vtab_fingerprint.pixels(name, task, found)
+    state = "ready"
+    detail = found.detail
     if fingerprint["is_known"] is False:
-        state |= dict(
-            state="other examples",
-            detail=f"{found.detail}: the 1,000 examples are not those of VTAB-1k",
-        )
-    elif found.is_generated:
-        state |= dict(
-            state="generated", detail=f"{found.detail}: made-up pixels, results are labelled"
-        )
-    return state
+        state = "other examples"
+        detail += ": the 1,000 examples are not those of VTAB-1k"
+    return dict(state=state, detail=detail, fingerprint=fingerprint)
 
 
 def show(rows: dict[str, dict]) -> None:
     table = Table("task", "state", "ids", "pixels", "where, or what to do", title="VTAB-1k")
     for name, row in rows.items():
-        fingerprint = row["fingerprint"] or {}
-        known = {True: "VTAB's", False: "others", None: "not known" if fingerprint else ""}[
-            fingerprint.get("is_known")
-        ]
-        style = (
-            None if row["state"] == "ready" else "yellow" if row["state"] == "generated" else "red"
-        )
-        table.add_row(
-            name, row["state"], known, fingerprint.get("pixels", ""), row["detail"], style=style
-        )
+        ids = pixels = ""
+        if row["fingerprint"]:
+            ids = ID_NOTES[row["fingerprint"]["is_known"]]
+            pixels = row["fingerprint"]["pixels"]
+        style = None if row["state"] == "ready" else "red"
+        table.add_row(name, row["state"], ids, pixels, row["detail"], style=style)
     Console(width=None if Console().is_terminal else 240).print(table)
 
 
 def prepare(config, names: Sequence[str]) -> None:
-    """Lets TFDS prepare what is missing, and where the config says so draws sprites in the place of
-    dSprites.
+    """Lets TFDS download and build what is missing.
 
     Raises:
-      NegativeResult: some could not be prepared; the log says why.
+      NegativeResult: some tasks could not be prepared; the log says why.
     """
-    from vit_jax.data.prepare import download
-    from vit_jax.data.sources import tfds as tfds_source
-    from vit_jax.vtab import sprites
-
     problems = {}
     for name in names:
         try:
-            found = task_data.locate(name, config)
-            if found.state in ("missing", "manual", "wrong version"):
-                if config.vtab.generated and VTAB[name].builder == "dsprites":
-                    sprites.write(config.data.data_dir or tfds_source.default_data_dir())
-                else:
-                    download.prepare_builder(found.builder, VTAB[name].builder)
-                found = task_data.locate(name, config)
-            if found.state != "ready":
-                raise NegativeResult(
-                    f"{found.state}: {what_to_do(name, found, config.data.data_dir)}"
-                )
+            prepare_task(config, name)
         except UserError as error:
             problems[name] = one_line(error)
             log.warning("%s: %s", name, problems[name])
@@ -132,3 +113,14 @@ def prepare(config, names: Sequence[str]) -> None:
             f"{len(problems)} of {len(names)} tasks are not prepared: {', '.join(problems)}; see "
             "above"
         )
+
+
+def prepare_task(config, name: str) -> None:
+    from vit_jax.data.prepare import download
+
+    found = task_data.locate(name, config)
+    if found.state in ("missing", "manual", "wrong version"):
+        download.prepare_builder(found.builder, VTAB[name].builder)
+        found = task_data.locate(name, config)
+    if found.state != "ready":
+        raise NegativeResult(f"{found.state}: {advice(name, found, config.data.data_dir)}")

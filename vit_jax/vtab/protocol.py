@@ -1,13 +1,13 @@
-"""The protocols that results on VTAB-1k are compared under, and what a run does differently."""
+"""The protocols by which results on VTAB-1k are comparable, and how a config departs from it."""
 
 import re
 
 from vit_jax import config as configs
 
-# What a protocol says; all else is as by default, or free.
+# The keys that a protocol sets; all others have their default, or are free.
 PROTOCOLS = {
-    # arXiv 2010.11929 table 4 and appendix B.1.1, which does not tell the warm-up: it is that of
-    # the published code. Three runs as in its follow-ups.
+    # arXiv 2010.11929, table 4 and appendix B.1.1. The warm-up, which these omit, is that of the
+    # published code; three runs are those of the follow-up papers.
     "vit": {
         "total_steps": 2_500,
         "image_size": 384,
@@ -26,8 +26,8 @@ PROTOCOLS = {
         "evals.test.data.crop": "resize",
     },
 }
-# arXiv 1910.04867, the lightweight sweep: four settings, chosen by task on val200; the median of
-# three runs. The warm-up is that of its script.
+# arXiv 1910.04867, the lightweight sweep: four settings, one chosen per task on val200; the median
+# of three runs. The warm-up is that of the published script.
 PROTOCOLS["lightweight"] = PROTOCOLS["vit"] | {
     "image_size": 224,
     "data.crop": "resize",
@@ -43,10 +43,9 @@ PROTOCOLS["lightweight"] = PROTOCOLS["vit"] | {
     "vtab.score": "median",
 }
 
-
-# What changes no result but by rounding, or is told elsewhere in the results.
+# Keys that change results by rounding at most, or that the results name anyway.
 FREE = re.compile(
-    r"init_from|seed|prng|model\.(?!drop).*|data\.name|optim\.momentum_dtype|vtab\.generated"
+    r"init_from|seed|prng|model\.(?!drop).*|data\.name|optim\.momentum_dtype"
     r"|evals\.test\.data\.batch_size"
 )
 
@@ -58,14 +57,12 @@ def is_free(key: str) -> bool:
 
 
 def departures(config) -> list[str]:
-    """What a config does differently from its protocol, as "key: protocol's -> config's"."""
-    usual, wanted = configs.known_keys(), PROTOCOLS[config.vtab.protocol]
-    compared = (
-        (key, wanted.get(key, usual[configs.generic(key)]), value)
-        for key, value in configs.flatten(config)
-    )
-    return [
-        f"{key}: {said} -> {value}"
-        for key, said, value in compared
-        if value != said and not is_free(key)
-    ]
+    """How a config differs from its protocol, as "key: the protocol's value -> the config's"."""
+    defaults = configs.known_keys()
+    protocol = PROTOCOLS[config.vtab.protocol]
+    lines = []
+    for key, value in configs.flatten(config):
+        standard = protocol.get(key, defaults[configs.generic(key)])
+        if value != standard and not is_free(key):
+            lines.append(f"{key}: {standard} -> {value}")
+    return lines

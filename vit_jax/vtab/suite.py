@@ -1,5 +1,5 @@
-"""The suite: each task is fine-tuned and evaluated by one process, and its result kept as soon as
-it is there.
+"""The suite: one process fine-tunes and evaluates each run, a task and a seed, and saves its result
+as soon as it is done.
 """
 
 import concurrent.futures
@@ -10,27 +10,28 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax.data.sources.vtab_tasks import VTAB
+from vit_jax.data.sources.vtab_tasks import VTAB, Task
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.train import experiment, workdir
 from vit_jax.train import state as states
 from vit_jax.vtab import report, task_data
-from vit_jax.vtab.trainer import Finetuner, Setting, larger
+from vit_jax.vtab.trainer import Examples, Finetuner, Setting, resized_side
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.vtab")
 
-TILE = 128  # classes of the head are a multiple of this
+TILE = 128  # the number of classes of the head is a multiple of this
 CLASSES = -(-max(task.num_classes for task in VTAB.values()) // TILE) * TILE
-WAIT_S = 2  # between looks at what other processes have done
+WAIT_S = 2  # seconds between checks for the results of other processes
 
 
 def is_fixed(key: str) -> bool:
@@ -39,18 +40,19 @@ def is_fixed(key: str) -> bool:
 
 
 def make_model(config, mesh):
-    """(model, f(seed) -> parameters) for all tasks: weights with a new head, or a fresh model where
-    there are none.
+    """(model, f(seed) -> parameters) for all tasks: the weights of `init_from` with a new head, or
+    without it a randomly initialised model.
     """
     if not config.init_from:
         model = experiment.make_model(config, CLASSES)
         return model, jax.jit(functools.partial(states.init_params, model))
     default = configs.defaults().model
     changed = {key: value for key, value in config.model.items() if value != default[key]}
-    if fixed := [key for key in changed if configs.shapes_state(f"model.{key}")]:
+    fixed = [key for key in changed if configs.shapes_state(f"model.{key}")]
+    if fixed:
         raise UserError(
-            f"config key model.{fixed[0]} has no effect in vtab: the weights say what the model "
-            "is, leave it out"
+            f"config key model.{fixed[0]} has no effect in vtab, where the weights determine the "
+            "model: leave it out"
         )
     weights = pretrained.read(config.init_from, image_size=config.image_size)
     model, params = pretrained.build(weights, CLASSES, config.image_size, **changed)
@@ -59,12 +61,13 @@ def make_model(config, mesh):
 
 
 def check_config(config) -> None:
-    """Raises UserError for what the suite can't do."""
+    """Raises UserError for settings that the suite does not support."""
     if list(config.evals) != ["test"]:
         raise UserError(
             "config.evals must have one entry, test: results are those of VTAB's test splits"
         )
-    if name := first_without_effect(config):
+    name = first_without_effect(config)
+    if name:
         raise UserError(f"config key {name} has no effect in vtab: leave it out")
     if not config.total_steps:
         raise UserError("config key total_steps=0: the protocols count steps, set it")
@@ -76,114 +79,123 @@ def check_config(config) -> None:
     if config.data.crop not in ("random", "resize"):
         raise UserError(
             f"config key data.crop={config.data.crop} is not for VTAB, whose images are resized: "
-            "choose resize, or random for windows of those tasks that allow it"
+            "choose resize, or random for crops in those tasks that allow them"
         )
     if config.label_smoothing:
         raise UserError(
-            "config key label_smoothing has no effect in vtab, whose heads are padded: leave it out"
+            "config key label_smoothing is not for vtab, whose heads are padded: leave it out"
         )
 
 
 def first_without_effect(config) -> str | None:
-    """A key that is not as by default and that nothing here reads."""
-    usual = configs.known_keys()
-    changed = (
-        key for key, value in configs.flatten(config) if value != usual[configs.generic(key)]
-    )
-    return next((key for key in changed if not configs.find(key).vtab), None)
+    """A key that was changed from its default although nothing here reads it."""
+    defaults = configs.known_keys()
+    for key, value in configs.flatten(config):
+        if value != defaults[configs.generic(key)] and not configs.find(key).vtab:
+            return key
+    return None
 
 
 def settings_of(config) -> list[Setting]:
     """The settings to choose from."""
-    lrs, steps = config.vtab.lrs or (config.optim.lr,), config.vtab.steps or (config.total_steps,)
+    lrs = config.vtab.lrs or (config.optim.lr,)
+    steps = config.vtab.steps or (config.total_steps,)
     return [Setting(lr, count, config.seed) for lr, count in itertools.product(lrs, steps)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """What a run of a task needs from disk; `found` is the `data.sources.vtab.Found`."""
+
+    found: Any
+    fingerprint: dict
+    training: task_data.TrainingSet
 
 
 class Suite:
     """The runs of one process."""
 
     def __init__(self, config, mesh):
-        self.config, self.mesh = config, mesh
+        self.config = config
+        self.mesh = mesh
         self.model, make_params = make_model(config, mesh)
         self.finetuner = Finetuner(config, self.model, make_params, mesh, task_data.EXAMPLES)
 
-    def load(self, name: str):
-        """(where the data of a task are, their fingerprint, the training set), while the task
-        before trains.
+    def crops(self, task: Task) -> bool:
+        """Whether training takes random crops."""
+        return task.crop and self.config.data.crop == "random"
+
+    def load(self, name: str) -> TaskData:
+        """Reads the data of a task; called while the previous task trains."""
+        from vit_jax.data.sources import vtab_fingerprint
+
+        task = VTAB[name]
+        size = self.config.image_size
+        if self.crops(task):
+            size = resized_side(size)
+        found = task_data.find(name, self.config)
+        return TaskData(
+            found=found,
+            fingerprint=vtab_fingerprint.ids(name, task, found),
+            training=task_data.training_set(name, found, self.config, size),
+        )
+
+    def choose(self, name: str, data: TaskData, examples: Examples) -> Setting:
+        """The setting with the best top-1 on val200 after training on train800; the first of
+        equals.
         """
-        from vit_jax.vtab import fingerprint as fingerprints
-
-        found, config = task_data.find(name, self.config), self.config
-        fingerprint = fingerprints.ids(name, VTAB[name], found)
-        windows = VTAB[name].crop and config.data.crop == "random"
-        size = larger(config.image_size) if windows else config.image_size
-        return found, fingerprint, task_data.training_set(name, found, config, size)
-
-    def choose(self, name: str, found, training: task_data.TrainingSet, examples) -> Setting:
-        """The setting that is best on val200 after training on train800; the first one of equals."""
         choices = settings_of(self.config)
         if len(choices) == 1:
             return choices[0]
-        examples, trained = dataclasses.replace(examples, count=np.int32(training.choosing)), {}
+        train800 = dataclasses.replace(examples, count=np.int32(data.training.num_train800))
+        trained = {}
         for setting in choices:
             try:
-                trained[setting] = self.finetuner.train(examples, setting)
+                trained[setting] = self.finetuner.train(train800, setting)
             except NegativeResult as error:
                 log.warning("%s: %s", name, error)
         if not trained:
             raise NegativeResult(
                 "loss or gradients were not finite with any of the settings: choose lower ones"
             )
-        _, batches = task_data.batches_of(name, found, "val200", self.config, self.mesh)
+        _, batches = task_data.batches_of(name, data.found, "val200", self.config, self.mesh)
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
         top1 = {setting: result["top1"] for setting, result in zip(trained, results, strict=True)}
         for setting, value in top1.items():
             log.info("%s: lr %g, %d steps: val200 %.4f", name, setting.lr, setting.steps, value)
         return max(top1, key=top1.get)
 
-    def run(
-        self,
-        name: str,
-        seeds: Sequence[int],
-        found,
-        fingerprint: dict,
-        training: task_data.TrainingSet,
-    ) -> list[dict]:
-        """The results of a task by seed, as `failed` names them; one pass over the test images
-        serves all.
+    def run(self, name: str, seeds: Sequence[int], data: TaskData) -> list[dict]:
+        """The results of a task by seed, with the keys of `failed`; one pass over the test images
+        serves all seeds.
         """
-        config, task, start = self.config, VTAB[name], time.monotonic()
-        windows, mirrors = (
-            (task.crop and config.data.crop == "random"),
-            (task.flip and config.data.flip),
-        )
+        task = VTAB[name]
+        image = data.training.image
+        flip = task.flip and self.config.data.flip
+        start = time.monotonic()
         examples = self.finetuner.examples(
-            training.image, training.label, task.num_classes, windows, mirrors
+            image, data.training.label, task.num_classes, self.crops(task), flip
         )
-        chosen = self.choose(name, found, training, examples)
+        chosen = self.choose(name, data, examples)
         trained = [
             self.finetuner.train(examples, dataclasses.replace(chosen, seed=seed)) for seed in seeds
         ]
         jax.block_until_ready(trained)
-        middle = time.monotonic()
-        num_test, batches = task_data.batches_of(name, found, "test", config, self.mesh)
+        end_of_training = time.monotonic()
+        num_test, batches = task_data.batches_of(name, data.found, "test", self.config, self.mesh)
         evaluated = self.finetuner.evaluate(trained, batches, task.num_classes)
+        end = time.monotonic()
+        unreadable = task_data.EXAMPLES - len(image) + num_test - int(evaluated[0]["count"])
+        folder = os.fspath(data.found.builder.data_dir)
         common = dict(
-            num_train=len(training.image),
+            num_train=len(image),
             lr=chosen.lr,
             steps=chosen.steps,
             status="done",
             error=None,
-        )
-        common |= dict(
-            data=fingerprint
-            | dict(folder=os.fspath(found.builder.data_dir), generated=found.is_generated)
-        )
-        common["data"]["unreadable"] = (
-            task_data.EXAMPLES - len(training.image) + num_test - int(evaluated[0]["count"])
-        )
-        common |= dict(
-            seconds=dict(train=middle - start, test=time.monotonic() - middle), runs=len(seeds)
+            data=data.fingerprint | dict(folder=folder, unreadable=unreadable),
+            seconds=dict(train=end_of_training - start, test=end - end_of_training),
+            runs=len(seeds),
         )
         return [
             common | dict(top1=result["top1"], num_test=int(result["count"]))
@@ -192,7 +204,7 @@ class Suite:
 
 
 def failed(error: Exception) -> dict:
-    """The result of a run that has none."""
+    """What is saved for a run that ended with an error."""
     status = "missing" if isinstance(error, task_data.Missing) else "failed"
     nothing = dict.fromkeys(("top1", "num_train", "num_test", "lr", "steps"))
     return nothing | dict(
@@ -201,61 +213,60 @@ def failed(error: Exception) -> dict:
 
 
 def share(runs: Sequence, index: int, count: int) -> Sequence:
-    """The part of all runs that process `index` of `count` does: neighbours, which are mostly of
-    one task.
-    """
-    return runs[index * len(runs) // count : (index + 1) * len(runs) // count]
+    """The runs of process `index` of `count`: consecutive ones, so that few tasks are split."""
+    start = index * len(runs) // count
+    end = (index + 1) * len(runs) // count
+    return runs[start:end]
 
 
 def run_tasks(suite: Suite, runs: Sequence[tuple[str, int]], results: report.Results) -> None:
-    """Does (task, seed) runs task by task, while the images of the next are decoded. One that fails
-    ends no other.
+    """Does (task, seed) runs task by task, and decodes the images of the next task meanwhile. A
+    task that fails does not end the others.
     """
     tasks = [
-        (name, [seed for _, seed in own])
-        for name, own in itertools.groupby(runs, key=lambda run: run[0])
+        (name, [seed for _, seed in group])
+        for name, group in itertools.groupby(runs, key=lambda run: run[0])
     ]
+    if not tasks:
+        return
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(suite.load, tasks[0][0]) if tasks else None
+        following = pool.submit(suite.load, tasks[0][0])
         for number, (name, seeds) in enumerate(tasks, 1):
-            loading, ahead = (
-                ahead,
-                pool.submit(suite.load, tasks[number][0]) if number < len(tasks) else None,
-            )
+            loading = following
+            if number < len(tasks):
+                following = pool.submit(suite.load, tasks[number][0])
             watchdog.progress.mark(f"task {name}")
             log.info("task %s, %d of %d", name, number, len(tasks))
-            try:
-                found = suite.run(name, seeds, *loading.result())
-                log.info(
-                    "%s: top1 %s", name, ", ".join(f"{result['top1']:.4f}" for result in found)
-                )
-            except Exception as error:  # of the data, a device's memory, a library
-                found = [failed(error)] * len(seeds)
-                log.warning(
-                    "task %s: %s",
-                    name,
-                    found[0]["error"],
-                    exc_info=not isinstance(error, UserError),
-                )
-            results.write(name, dict(zip(seeds, found, strict=True)))
+            results.write(
+                name, dict(zip(seeds, run_task(suite, name, seeds, loading), strict=True))
+            )
+
+
+def run_task(suite: Suite, name: str, seeds: Sequence[int], loading) -> list[dict]:
+    """The results of a task by seed, also if it fails; `loading` is the future of its data."""
+    try:
+        done = suite.run(name, seeds, loading.result())
+    except Exception as error:  # from the data, a device's memory or a library
+        result = failed(error)
+        is_bug = not isinstance(error, UserError)
+        log.warning("task %s: %s", name, result["error"], exc_info=is_bug)
+        return [result] * len(seeds)
+    log.info("%s: top1 %s", name, ", ".join(f"{result['top1']:.4f}" for result in done))
+    return done
 
 
 def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
-    """Runs what has no result in `folder` yet, and returns what vtab.json says.
-
-    Raises:
-      UserError: the config is not for VTAB, or the folder holds another suite.
-    """
+    """Does the runs that have no result in `folder` yet, and returns the content of vtab.json."""
     check_config(config)
     workdir.check(folder, config, "vtab", is_fixed)
     preflight.check(dict(configs.flatten(config)) | dict(tasks=",".join(names)), folder)
-    # Every process has devices and runs of its own: nothing is sent between them.
+    # Every process has its own devices and runs: nothing is sent between them.
     mesh = meshes.make_mesh(config.mesh, jax.local_devices())
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
     sharding.check_batch(mesh, config.evals.test.data.batch_size or config.data.batch_size)
     results = report.Results(folder, config, names)
     todo = results.begin()
-    messages.first_problem("the start of the suite", None)  # results of earlier failures are gone
+    messages.first_problem("the start of the suite", None)  # barrier: old failures are removed
     with jax.set_mesh(mesh):
         suite = Suite(config, mesh)
         sharding.check_model(suite.model, mesh)

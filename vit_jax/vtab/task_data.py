@@ -1,4 +1,4 @@
-"""The images of a task as the suite uses them: a training set in memory, and batches of the other
+"""The images of a task as the suite uses them: the training set in memory, and batches of the other
 parts.
 """
 
@@ -13,19 +13,19 @@ from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult, UserError
 
 DECODE = 100  # images decoded at a time
-EXAMPLES = 1_000
-CHOOSING = 800  # of them, the first ones train where a setting is chosen
+EXAMPLES = 1_000  # of train800val200
+TRAIN800 = 800  # the first ones of them
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """Decoded images uint8 [N, s, s, 3] and labels int32 [N] of train800val200; `choosing` of them
-    are of train800.
+    """The decoded images of train800val200, uint8 [N, s, s, 3], and labels, int32 [N]; the first
+    `num_train800` are of train800.
     """
 
     image: np.ndarray
     label: np.ndarray
-    choosing: int
+    num_train800: int
 
 
 class Missing(NegativeResult):
@@ -33,65 +33,58 @@ class Missing(NegativeResult):
 
 
 def locate(name: str, config):
-    """The `data.sources.vtab.Found` of a task; where it is not there and the config allows it, of
-    made-up data.
-    """
+    """The `data.sources.vtab.Found` of a task."""
     from vit_jax.data.sources import vtab as vtab_source
 
-    task, data_dir = vtab_tasks.vtab(name), config.data.data_dir
-    found = vtab_source.find(task, data_dir)
-    if found.state in ("missing", "manual") and config.vtab.generated:
-        made_up = vtab_source.find(task, vtab_source.generated_dir(data_dir))
-        return made_up if made_up.state == "ready" else found
-    return found
+    return vtab_source.find(vtab_tasks.vtab(name), config.data.data_dir)
 
 
 def find(name: str, config):
-    """Like `locate`.
+    """Like `locate`, but for data that must be ready.
 
     Raises:
-      Missing: they are not there.
-      UserError: they are not as they must be.
+      Missing: the data are not there.
+      UserError: they differ from the table, or can't be opened.
     """
     found = locate(name, config)
     if found.state in ("missing", "manual"):
         raise Missing(f"its data are {found.detail}: see `python -m vit_jax.vtab check`")
     if found.state != "ready":
         raise UserError(
-            f"its data have {found.state} ({found.detail}): see `python -m vit_jax.vtab check`"
+            f"its data can't be used, {found.state} ({found.detail}): see `python -m vit_jax.vtab "
+            "check`"
         )
     return found
 
 
 def training_set(name: str, found, config, size: int) -> TrainingSet:
-    """Decodes train800val200, resized to `size`.
-
-    Raises:
-      UserError: an image can't be read, and data.on_corrupt is "error"; or fewer than half of them
-        can.
+    """Decodes train800val200 and resizes it to `size` pixels. With data.on_corrupt="skip" images
+    that can't be read are left out, unless too few remain.
     """
     from vit_jax.data import pipeline
     from vit_jax.data.sources import vtab as vtab_source
 
     source = vtab_source.open_part(name, vtab_tasks.vtab(name), found, "train800val200")
-    whole = ml_collections.ConfigDict(dict(crop="resize", method=""))
+    resize = ml_collections.ConfigDict(dict(crop="resize", method=""))
     common = (size, config.data.on_corrupt, config.data.threads)
-    host = pipeline.eval_pipeline(whole, source, np.arange(DECODE), DECODE, *common)
+    host = pipeline.eval_pipeline(resize, source, np.arange(DECODE), DECODE, *common)
     batches = list(host.batches())
     image, label, mask = (
         np.concatenate([batch[key] for batch in batches]) for key in ("image", "label", "mask")
     )
-    good = mask > 0
-    if (choosing := int(good[:CHOOSING].sum())) < EXAMPLES // 2:
+    readable = mask > 0
+    num_train800 = int(readable[:TRAIN800].sum())
+    if num_train800 < EXAMPLES // 2:
         raise UserError(
-            f"only {choosing} of the first {CHOOSING} training images can be read: look at the data"
+            f"only {num_train800} of the first {TRAIN800} training images can be read: check the "
+            "data set"
         )
-    return TrainingSet(image[good], label[good], choosing)
+    return TrainingSet(image[readable], label[readable], num_train800)
 
 
 def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator[dict]]:
-    """(number of examples, their batches on the mesh) of val200 or test, as
-    `config.evals.test.data` says.
+    """(number of examples, batches on the mesh) of val200 or test, as `config.evals.test.data`
+    says.
     """
     from vit_jax.data import pipeline, to_device
     from vit_jax.data.sources import source
@@ -105,6 +98,5 @@ def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator
     rows = sharding.local_rows(mesh, size)
     common = (config.image_size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(data, opened, rows, size, *common)
-    return opened.num_examples, to_device.to_device(
-        host.batches(), mesh, rows, size, config.data.prefetch
-    )
+    batches = to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
+    return opened.num_examples, batches

@@ -1,112 +1,96 @@
-"""Opens the parts of a task of `data.tasks`, and says what is wrong where they are not as its table
-has them.
+"""Finds the data of a VTAB task and opens its parts; if they differ from the table in
+`vtab_tasks`, says how.
 """
 
 import dataclasses
 import os
 
-from vit_jax.data.sources import storage, tfds_labels
 from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources import tfds_labels
 from vit_jax.data.sources.source import Source
 from vit_jax.data.sources.vtab_tasks import Task
 from vit_jax.errors import UserError, one_line
 
-GENERATED = "generated"  # folder below a data_dir, and the file beside a data set, of pixels that we made up
-STATES = ("ready", "missing", "manual", "wrong version", "wrong count", "missing files")
-
-
-def generated_dir(data_dir: str) -> str:
-    return os.path.join(data_dir or tfds_source.default_data_dir(), GENERATED)
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What lies on disk for a task: one of `STATES`, and where that is "ready" a builder."""
+    """What is on disk for a task. `state` is ready, missing, manual (the user must download it),
+    wrong version, wrong count or missing files.
+    """
 
     state: str
     detail: str
-    builder: object = None
-
-    @property
-    def is_generated(self) -> bool:
-        return storage.exists(os.path.join(os.fspath(self.builder.data_dir), f"{GENERATED}.json"))
+    builder: object
 
 
 def find(task: Task, data_dir: str) -> Found:
     """Looks for the data of a task.
 
     Raises:
-      UserError: TFDS can't say, as where a dataset_info.json is damaged.
+      UserError: TFDS can't open them, for example because dataset_info.json is damaged.
     """
     builders = []
     for version in task.versions:
         try:
             builders.append(tfds_source.open_builder(f"{task.builder}:{version}", data_dir))
-        except UserError:  # TFDS opens a version that it has no code for only where it is prepared
+        except UserError:  # TFDS has no code for this version, and it is not prepared
             if version == task.versions[-1] and not builders:
                 raise
-    if ready := [builder for builder in builders if builder.info.splits]:
-        return counted(task, ready[0])
+    for builder in builders:
+        if builder.info.splits:
+            return compare(task, builder)
     builder = builders[-1]
     versions = builder.data_dir_root / task.builder
-    if others := sorted(path.parent.name for path in versions.glob("*/dataset_info.json")):
-        wanted = " or ".join(task.versions)
-        return Found(
-            "wrong version",
-            f"{', '.join(others)} of {task.builder} is there, not {wanted}",
-            builder,
-        )
-    return Found(
-        "manual" if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else "missing",
-        f"not in {builder.data_dir}",
-        builder,
-    )
+    others = sorted(path.parent.name for path in versions.glob("*/dataset_info.json"))
+    if others:
+        accepted = " or ".join(task.versions)
+        detail = f"{', '.join(others)} of {task.builder} is there, not {accepted}"
+        return Found("wrong version", detail, builder)
+    state = "manual" if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else "missing"
+    return Found(state, f"not in {builder.data_dir}", builder)
 
 
-def counted(task: Task, builder) -> Found:
+def compare(task: Task, builder) -> Found:
     """Compares the number of examples of every part with the table, and looks for the files."""
-    for name, (expression, wanted) in task.splits.items():
-        try:
-            count = builder.info.splits[expression].num_examples
-        except (ValueError, KeyError, AssertionError) as error:
-            return Found(
-                "wrong count",
-                f"{name} is {expression}, which can't be: {one_line(error)[:160]}",
-                builder,
-            )
-        if count != wanted and not (
-            count == wanted - task.left_out and name in ("train", "trainval")
-        ):
-            return Found(
-                "wrong count",
-                f"{name}, {expression}, has {count:,} examples, not {wanted:,}",
-                builder,
-            )
+    for name in task.splits:
+        problem = wrong_count(task, name, builder.info.splits)
+        if problem:
+            return Found("wrong count", problem, builder)
     files = [path for info in builder.info.splits.values() for path in info.filepaths]
-    if missing := [path for path in files if not path.exists()]:
-        return Found(
-            "missing files", f"{len(missing)} of {len(files)}, the first is {missing[0]}", builder
-        )
+    missing = [path for path in files if not path.exists()]
+    if missing:
+        detail = f"{len(missing)} of {len(files)}, the first is {missing[0]}"
+        return Found("missing files", detail, builder)
     return Found("ready", os.fspath(builder.data_dir), builder)
 
 
-def open_part(name: str, task: Task, found: Found, split: str) -> Source:
-    """Opens a part of a task by its name, as train800.
+def wrong_count(task: Task, name: str, splits) -> str | None:
+    """What is wrong with the size of a part, or None."""
+    expression, expected = task.splits[name]
+    try:
+        count = splits[expression].num_examples
+    except (ValueError, KeyError, AssertionError) as error:
+        return f"{name} is {expression}, which can't be read: {one_line(error)[:160]}"
+    accepted = [expected]
+    if name in ("train", "trainval"):
+        accepted.append(expected - task.left_out)
+    if count in accepted:
+        return None
+    return f"{name}, {expression}, has {count:,} examples, not {expected:,}"
 
-    Raises:
-      UserError: it is not ready, or has no such part.
-    """
+
+def open_part(name: str, task: Task, found: Found, split: str) -> Source:
+    """Opens a part of a task by its name, such as train800."""
     if split not in task.splits:
-        raise UserError(f"{name} has no part {split!r}: choose of {', '.join(task.splits)}")
+        raise UserError(f"{name} has no part {split!r}: choose one of {', '.join(task.splits)}")
     if found.state != "ready":
         raise UserError(
             f"{name} is not ready ({found.state}: {found.detail}): see `python -m vit_jax.vtab "
             "check`"
         )
-    rule = tfds_labels.RULES.get(task.label) or tfds_labels.of_feature(
-        found.builder.info.features, task.label
-    )
+    rule = tfds_labels.RULES.get(task.label)
+    if rule is None:
+        rule = tfds_labels.of_feature(found.builder.info.features, task.label)
     rule = dataclasses.replace(rule, what=f"{task.label} {task.scale}")
-    return tfds_source.open_split(
-        found.builder, name, task.splits[split][0], "image", rule, task.scale
-    )
+    expression, _ = task.splits[split]
+    return tfds_source.open_split(found.builder, name, expression, "image", rule, task.scale)
