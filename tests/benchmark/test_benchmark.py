@@ -10,7 +10,7 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import benchmark
+from vit_jax.benchmark import __main__ as benchmark
 from vit_jax import config as configs
 from vit_jax.benchmark import data
 from vit_jax.distributed import hardware, runtime
