@@ -69,7 +69,9 @@ def numbers(text: str) -> list[int]:
 def iota(shape: str, order: str | None) -> np.ndarray:
     """0, 1, 2, ... in a shape "4,2", transposed to an order "1,0"."""
     grid = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
-    return grid.transpose(numbers(order)) if order else grid
+    if order:
+        grid = grid.transpose(numbers(order))
+    return grid
 
 
 def mesh_groups(mesh: str, ids: str | None, inside: str) -> np.ndarray:
@@ -232,9 +234,8 @@ def collectives(program: hlo.Program, mesh: Mesh, chip: hardware.Tpu) -> list[Co
             groups = across_slices(mesh)
         else:
             groups = groups_of(instruction.rest)
-        # The inner instruction of a fused reduce-scatter is an all-reduce of the whole array.
-        fused = kind == "reduce-scatter" and kind_of(instruction) == "all-reduce"
-        size = buffer_bytes("all-reduce" if fused else kind, instruction, groups)
+        # The instruction of a fused reduce-scatter is an all-reduce of the whole array.
+        size = buffer_bytes(kind_of(instruction) or kind, instruction, groups)
         cost = times * seconds(kind, size, groups, mesh, chip)
         found.append(Collective(kind, axes_of(groups, mesh), times, times * size, overlapped, cost))
 

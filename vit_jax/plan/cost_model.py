@@ -102,7 +102,7 @@ def resketch(one: Sketch, config) -> Sketch:
 
 def state_bytes(one: Sketch) -> tuple[float, float]:
     """(state, gradients) in bytes per chip."""
-    momentum_itemsize = 2 if one.config.optim.momentum_dtype == "bfloat16" else 4
+    momentum_itemsize = jnp.dtype(one.config.optim.momentum_dtype).itemsize
     mesh_items = tuple(one.mesh.items())
     return sharded_bytes(one.leaves, mesh_items, one.config.mesh.zero, momentum_itemsize)
 

@@ -125,6 +125,9 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
     """The JSON of a plan, without what the command line gives."""
     hbm = hbm_gib(job, compiled)
     fits = compiled.program is not None and hbm["total"] <= limit_gib
+    suggested = []
+    if not fits:
+        suggested = suggestions.suggest(job, limit_gib, compiled.total_bytes)
     facts = dict(
         num_chips=job.num_chips,
         mesh={axis: int(size) for axis, size in job.mesh.shape.items()},
@@ -136,7 +139,7 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         model_flops_per_image=3 * model_flops(job.model),
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
-        suggestions=[] if fits else suggestions.suggest(job, limit_gib, compiled.total_bytes),
+        suggestions=suggested,
     )
     if compiled.program is None:
         return facts | dict.fromkeys(PROGRAM_FIGURES)

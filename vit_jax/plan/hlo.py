@@ -161,9 +161,8 @@ class Program:
         if instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done")):
             return 0
         values = self.computations[computation]
-        operands = [values[name].shape if name in values else "" for name in instruction.operands]
         written = nbytes(instruction.shape, in_hbm=True)
-        read = [nbytes(shape, in_hbm=True) for shape in operands]
+        read = [nbytes(shape, in_hbm=True) for shape in operand_shapes(instruction, values)]
         if instruction.opcode == "dynamic-update-slice":
             return 2 * read[1]
         if instruction.opcode in ("dynamic-slice", "slice", "gather"):
@@ -230,11 +229,14 @@ class Program:
         return total
 
 
+def operand_shapes(instruction: Instruction, values: dict[str, Instruction]) -> list[str]:
+    return [values[name].shape if name in values else "" for name in instruction.operands]
+
+
 def product_flops(instruction: Instruction, values: dict[str, Instruction]) -> float:
     """2 per multiply-add, without those with padding or with the holes of a dilated window."""
     output = math.prod(sizes(instruction.shape))
-    operands = instruction.operands[:2]
-    shapes = [sizes(values[name].shape) if name in values else [] for name in operands]
+    shapes = [sizes(shape) for shape in operand_shapes(instruction, values)[:2]]
     if instruction.opcode == "dot":
         contracting = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
         return 2 * output * math.prod(shapes[0][i] for i in dimensions(contracting[1]))
@@ -255,7 +257,9 @@ def spatial_shares(instruction: Instruction, labels: re.Match, shapes) -> Iterat
 
     def field(name: str, default: str) -> list[str]:
         found = window and re.search(rf"\b{name}=([\w\-]+)", window[1])
-        return found[1].split("x") if found else [default] * len(spatial)
+        if not found:
+            return [default] * len(spatial)
+        return found[1].split("x")
 
     defaults = dict(stride="1", pad="0_0", lhs_dilate="1", rhs_dilate="1")
     fields = [field(name, default) for name, default in defaults.items()]
