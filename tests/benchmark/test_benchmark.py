@@ -10,8 +10,8 @@ import jax
 import pytest
 from conftest import last_error, metric_lines
 
-from vit_jax import benchmark
 from vit_jax import config as configs
+from vit_jax.benchmark import __main__ as benchmark
 from vit_jax.benchmark import data
 from vit_jax.distributed import hardware, runtime
 from vit_jax.models.flops import model_flops
@@ -21,12 +21,12 @@ from vit_jax.weights import adapt
 
 @pytest.fixture(autouse=True)
 def cache():
-    """The step's benchmark turns the cache of programs off; the tests after it want it."""
+    """The step's benchmark turns the compilation cache off; later tests need it."""
     yield
     jax.config.update("jax_enable_compilation_cache", True)
 
 
-def test_the_report_holds_every_stage(tiny, tmp_path):
+def test_the_report_has_every_stage(tiny, tmp_path):
     path = tmp_path / "out.json"
     arguments = [
         f"--config={tiny}",
@@ -46,12 +46,10 @@ def test_the_report_holds_every_stage(tiny, tmp_path):
         found[f"host: {name}", "core-ms/image"]["runs"][0]
         for name in ("read and parse", "decode and crop", "resize")
     ]
-    assert sum(stages) == pytest.approx(
-        whole["runs"][0]
-    )  # each is the difference to the one before it
-    assert (
-        found["transfer to the devices", "bytes/image"]["median"] == 8 * 8 * 3 + 4 + 4 + 8
-    )  # label, mask, seed
+    # Each is the difference from the one before it.
+    assert sum(stages) == pytest.approx(whole["runs"][0])
+    # Image, label, mask, seed.
+    assert found["transfer to the devices", "bytes/image"]["median"] == 8 * 8 * 3 + 4 + 4 + 8
     speed = found["v5e:2x4 at 25% MFU takes", "images/s"]["median"]
     assert found["cores that feed v5e:2x4", "cores"]["median"] == pytest.approx(
         speed * whole["median"] / 1e3
@@ -126,7 +124,7 @@ def test_the_step_of_several_models(tiny, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--models=Ti/16"], "'Ti/16' is not VARIANT:IMAGES, as Ti/16:16"),
+        (["--models=Ti/16"], "'Ti/16' is not VARIANT:IMAGES, such as Ti/16:16"),
         (["--models=Ti/16:0"], "'Ti/16:0' is not VARIANT:IMAGES"),
         (["--models=Ti/4:8,"], "'' is not VARIANT:IMAGES"),
         (["--models=Ti/4:7"], "batch_size=7"),
@@ -143,19 +141,14 @@ def test_wrong_arguments_of_step_are_one_line(arguments, message, tiny, capsys):
 
 def test_saving_and_restoring(tiny, tmp_path, capsys):
     path, folder = tmp_path / "out.json", tmp_path / "saved"
-    arguments = [
-        "checkpoint",
-        f"--config={tiny}",
-        f"--json={path}",
-        f"--folder={folder}",
-        "--runs=2",
-    ]
+    arguments = ["checkpoint", f"--config={tiny}", f"--json={path}", f"--folder={folder}"]
+    arguments += ["--runs=2"]
     assert benchmark.main(arguments) == 0
     rows = json.loads(path.read_text())
     assert [row["unit"] for row in rows] == ["s", "s", "MiB/s", "s", "MiB/s"]
-    held, saved, speed = (row["runs"] for row in rows[:3])
-    assert all(0 < one <= other for one, other in zip(held, saved, strict=True))
-    size = [s * v for s, v in zip(saved, speed, strict=True)]
+    blocking, saving, speed = (row["runs"] for row in rows[:3])
+    assert all(0 < one <= other for one, other in zip(blocking, saving, strict=True))
+    size = [s * v for s, v in zip(saving, speed, strict=True)]
     assert size == pytest.approx([size[0]] * 2)  # of the state, whatever the time
     assert benchmark.main(arguments) == 2
     assert f"--folder={folder} is not empty: name a new one" in last_error(capsys)
@@ -163,41 +156,29 @@ def test_saving_and_restoring(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_starting_fills_and_uses_the_cache_of_programs(tiny, tmp_path):
-    """A second run finds the programs of the first, compiles nothing of that size, and trains the
-    same bits.
+    """A second run loads the programs of the first, compiles nothing new, and trains to the same
+    bits.
     """
     path = tmp_path / "out.json"
     assert benchmark.main(["startup", f"--config={tiny}", f"--json={path}", "--runs=1"]) == 0
     assert len(json.loads(path.read_text())) == 6
 
-    cache, losses = tmp_path / "cache", []
-    environment = {
-        key: value for key, value in os.environ.items() if key not in runtime.JAX_VARIABLES
-    }
+    cache = tmp_path / "cache"
+    found = []
+    variables = runtime.JAX_VARIABLES
+    environment = {key: value for key, value in os.environ.items() if key not in variables}
     environment |= dict(
         VIT_JAX_CACHE=str(cache), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=""
     )
     for name in ("one", "two"):
-        command = [
-            sys.executable,
-            "-m",
-            "vit_jax.train",
-            f"--config={tiny}",
-            f"--workdir={tmp_path / name}",
-        ]
+        command = [sys.executable, "-m", "vit_jax.train", f"--config={tiny}"]
+        command += [f"--workdir={tmp_path / name}"]
         command += ["--config.total_steps=3", "--config.log_every=1"]
         subprocess.run(command, check=True, env=environment, capture_output=True)
-        kept = sorted(
-            file.name for file in (cache / "programs").iterdir() if file.name.endswith("-cache")
-        )
-        losses.append(
-            (
-                kept,
-                [
-                    line["train/loss"]
-                    for line in metric_lines(tmp_path / name)
-                    if "train/loss" in line
-                ],
-            )
-        )
-    assert losses[0] == losses[1] and any("train_step" in name for name in losses[0][0])
+        files = [file.name for file in (cache / "programs").iterdir()]
+        programs = sorted(file for file in files if file.endswith("-cache"))
+        lines = metric_lines(tmp_path / name)
+        losses = [line["train/loss"] for line in lines if "train/loss" in line]
+        found.append((programs, losses))
+    assert found[0] == found[1]
+    assert any("train_step" in name for name in found[0][0])

@@ -1,6 +1,4 @@
-"""The plan without the TPU compiler: its reader of programs, its models of network and memory, its
-words.
-"""
+"""The plan without the TPU compiler: parsing programs, models of network and memory, the text."""
 
 import json
 import re
@@ -33,32 +31,14 @@ from vit_jax.train import loop
 from vit_jax.train.experiment import Experiment
 
 V5E = hardware.TPUS["v5e"]
-BF = "{1,0:T(8,128)(2,1)}"
-KEYS = {
-    "config",
-    "topology",
-    "num_slices",
-    "num_chips",
-    "mesh",
-    "fits",
-    "hbm_limit_gib",
-    "hbm_gib",
-    "params",
-}
-KEYS |= {
-    "model_flops_per_image",
-    "collectives",
-    "step_ms",
-    "mfu",
-    "images_per_sec_per_chip",
-    "days",
-    "chip_hours",
-}
-KEYS |= {"host_cores", "sharding_constraints", "compile_s", "suggestions"}
+KEYS = {"config", "topology", "num_slices", "num_chips", "mesh", "fits", "hbm_limit_gib", "hbm_gib"}
+KEYS |= {"params", "model_flops_per_image", "collectives", "step_ms", "mfu", "days", "chip_hours"}
+KEYS |= {"images_per_sec_per_chip", "host_cores", "sharding_constraints", "compile_s"}
+KEYS |= {"suggestions"}
 
 
 class Device(types.SimpleNamespace):
-    """A chip that is not there."""
+    """A described chip."""
 
     __hash__ = object.__hash__
 
@@ -237,10 +217,8 @@ def test_flops_of_a_convolution_are_those_that_meet_a_real_element(case):
     batch, channels, features = 4, 6, 8
     stride, lhs, rhs = (case.get(key, (1, 1)) for key in ("stride", "lhs", "rhs"))
     pad, groups = case.get("pad", ((0, 0), (0, 0))), case.get("groups", 1)
-    x, w = (
-        np.ones((batch, *case["size"], channels)),
-        np.ones((*case["kernel"], channels // groups, features)),
-    )
+    x = np.ones((batch, *case["size"], channels))
+    w = np.ones((*case["kernel"], channels // groups, features))
     # Convolved ones count the products.
     out = jax.lax.conv_general_dilated(
         x, w, stride, pad, lhs, rhs, ("NHWC", "HWIO", "NHWC"), groups, case.get("batch_groups", 1)
@@ -254,8 +232,9 @@ def test_flops_of_a_convolution_are_those_that_meet_a_real_element(case):
 ENTRY %main (x: f32[{sizes[0]}], w: f32[{sizes[1]}]) -> f32[{sizes[2]}] {{
   %x = f32[{sizes[0]}]{{3,2,1,0}} parameter(0)
   %w = f32[{sizes[1]}]{{3,2,1,0}} parameter(1)
-  ROOT %y = f32[{sizes[2]}]{{3,2,1,0}} convolution(%x, %w), window={{{window}}}, dim_labels=b01f_01io->b01f, \
-feature_group_count={groups}, batch_group_count={case.get("batch_groups", 1)}
+  ROOT %y = f32[{sizes[2]}]{{3,2,1,0}} convolution(%x, %w), window={{{window}}}, \
+dim_labels=b01f_01io->b01f, feature_group_count={groups}, \
+batch_group_count={case.get("batch_groups", 1)}
 }}
 """
     assert hlo.Program(text).flops_of("main") == pytest.approx(2 * float(out.sum()))
@@ -267,8 +246,8 @@ def test_flops_of_a_dot():
 ENTRY %main (x: f32[3,5,7], w: f32[3,7,2]) -> f32[3,5,2] {
   %x = f32[3,5,7]{2,1,0} parameter(0)
   %w = f32[3,7,2]{2,1,0} parameter(1)
-  ROOT %y = f32[3,5,2]{2,1,0} dot(%x, %w), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, \
-rhs_contracting_dims={1}
+  ROOT %y = f32[3,5,2]{2,1,0} dot(%x, %w), lhs_batch_dims={0}, lhs_contracting_dims={2}, \
+rhs_batch_dims={0}, rhs_contracting_dims={1}
 }
 """
     assert hlo.Program(text).flops_of("main") == 2 * 3 * 5 * 2 * 7
@@ -328,11 +307,9 @@ def test_groups_belong_to_the_axes_that_their_members_differ_in(groups, axes):
 
 
 LINK, NETWORK, SIZE = V5E.link_bandwidth, V5E.network_bandwidth, 1e9
-ROW, COLUMN, ALL = (
-    np.arange(16).reshape(1, 16),
-    16 * np.arange(16).reshape(1, 16),
-    np.arange(256).reshape(1, 256),
-)
+ROW = np.arange(16).reshape(1, 16)
+COLUMN = 16 * ROW
+ALL = np.arange(256).reshape(1, 256)
 
 
 @pytest.mark.parametrize(
@@ -342,24 +319,11 @@ ROW, COLUMN, ALL = (
         ("all-reduce", (8, 8), np.arange(8)[None], 2 * SIZE * 7 / 8 / LINK),
         ("all-gather", (16, 16), ROW, SIZE * 15 / 16 / (2 * LINK)),  # a ring
         ("reduce-scatter", (16, 16), COLUMN, SIZE * 15 / 16 / (2 * LINK)),
-        (
-            "all-reduce",
-            (16, 16),
-            ALL,
-            2 * SIZE * 255 / 256 / (4 * LINK),
-        ),  # a ring along either axis
-        (
-            "all-reduce",
-            (4, 8),
-            np.arange(32)[None],
-            2 * SIZE * 31 / 32 / (2 * LINK),
-        ),  # a line along either axis
-        (
-            "all-gather",
-            (16, 16),
-            np.arange(4)[None],
-            SIZE * 3 / 4 / LINK,
-        ),  # a part of a ring is a line
+        # A ring, and a line, along either axis.
+        ("all-reduce", (16, 16), ALL, 2 * SIZE * 255 / 256 / (4 * LINK)),
+        ("all-reduce", (4, 8), np.arange(32)[None], 2 * SIZE * 31 / 32 / (2 * LINK)),
+        # Part of a ring is a line.
+        ("all-gather", (16, 16), np.arange(4)[None], SIZE * 3 / 4 / LINK),
         ("collective-permute", (4, 4), np.array([[0, 0], [1, 2], [2, 1]]), SIZE / LINK),
         ("all-reduce", (4, 4), np.array([[3]]), 0),
     ],
@@ -455,36 +419,7 @@ ENTRY %main (w.1: bf16[64,8], g: f32[32,10]) -> f32[8,10] {
   %done = bf16[64,32]{1,0} all-gather-done(%begun)
   %after-all = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-reduce.71_0"}
   %send = (bf16[1,4,128]{2,1,0}, u32[], token[]) send(%w.1, %after-all), channel_id=36, is_host_transfer=true, \
-f\
-r\
-o\
-n\
-t\
-e\
-n\
-d\
-_\
-a\
-t\
-t\
-r\
-i\
-b\
-u\
-t\
-e\
-s\
-=\
-{\
-_\
-x\
-l\
-a\
-_\
-h\
-o\
-s\
-t_transfer_rendezvous="all-reduce.71_0",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.71_0",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
   %send-done = token[] send-done(%send), channel_id=36, is_host_transfer=true
   ROOT %last = f32[8,10]{1,0} copy(%scattered)
 }
@@ -517,13 +452,13 @@ def test_what_a_step_sends_counts_once_with_the_bytes_of_whole_arrays():
     [
         (
             ["--topology=v9:2x2"],
-            "--topology=v9:2x2 is not understood: write CHIP:AxB with a chip of v4, v5e",
+            "--topology=v9:2x2 is not understood: write CHIP:AxB with CHIP one of v4, v5e",
         ),
         (["--topology=v5litepod-8"], "is not understood"),
         (["--topology=v5e:0x4"], "is not understood"),
-        (["--topology=v5e:2x2x2"], "has 3 extents: v5e takes 2, as 4x4"),
-        (["--topology=v4:4x4"], "has 2 extents: v4 takes 3, as 4x4x4"),
-        (["--topology=v5e:32x32"], "is more than a pod of 16x16: use --num_slices"),
+        (["--topology=v5e:2x2x2"], "has 3 extents: v5e has 2, such as 4x4"),
+        (["--topology=v4:4x4"], "has 2 extents: v4 has 3, such as 4x4x4"),
+        (["--topology=v5e:32x32"], "is larger than a pod of 16x16: use --num_slices"),
         ([], "--topology is missing: name a pod"),
         (["--topology=v5e:2x2", "--json=/no/such/folder/a.json"], "the folder of --json="),
         (["--topology=v5e:2x2", "--config.mesh.fdsp=2"], "did you mean mesh.fsdp?"),
@@ -560,10 +495,8 @@ def test_an_impossible_number_is_one_line_and_exit_code_2(tiny, capsys, argument
 @pytest.mark.parametrize("name", ["v4:2x2x4", "v5e:16x16", "v5p:4x8x8", "v6e:2x4"])
 def test_a_topology_names_chip_and_extents(name):
     chip, extents = topology.parse(name)
-    assert (
-        chip is hardware.TPUS[name.split(":")[0]]
-        and "x".join(map(str, extents)) == name.split(":")[1]
-    )
+    assert chip is hardware.TPUS[name.split(":")[0]]
+    assert "x".join(map(str, extents)) == name.split(":")[1]
 
 
 @pytest.mark.parametrize(
@@ -663,12 +596,8 @@ def test_more_shards_and_more_recomputation_take_less_memory(large):
 
     def gib(**settings):
         changes = {key.replace("__", "."): value for key, value in settings.items()}
-        return (
-            cost_model.guess(
-                cost_model.resketch(one, suggestions.changed(large.config, changes))
-            ).bytes
-            / 2**30
-        )
+        sketch = cost_model.resketch(one, suggestions.changed(large.config, changes))
+        return cost_model.guess(sketch).bytes / 2**30
 
     plain = gib()
     assert gib(mesh__zero=True) < plain
@@ -678,7 +607,7 @@ def test_more_shards_and_more_recomputation_take_less_memory(large):
 
 
 def suggested(job, limit_gib: float) -> list[str]:
-    """Suggestions where the compiler takes as much memory as the model says."""
+    """Suggestions if the compiler needs as much memory as the model says."""
     return suggestions.suggest(job, limit_gib, cost_model.guess(cost_model.sketch(job)).bytes)
 
 
@@ -702,14 +631,14 @@ def test_every_suggestion_can_be_pasted_and_fits_by_the_model(small, limit):
         assert cost_model.guess(cost_model.resketch(one, config)).bytes / 2**30 < limit
 
 
-def test_a_job_that_cannot_fit_is_told_so(small):
+def test_a_job_that_cannot_fit_says_so(small):
     (text,) = suggested(small, 0.001)
     assert text.startswith(
         "no setting of this config makes it fit into 0.00 GiB per chip: use a larger --topology"
     )
 
 
-def test_a_mixer_is_not_told_to_use_settings_of_transformers(tmp_path):
+def test_a_mixer_gets_no_suggestions_for_transformers(tmp_path):
     path = tmp_path / "mixer.py"
     path.write_text(
         re.sub("config.model = .*", 'config.model = dict(variant="Mixer-S/16", depth=4)', TINY)
@@ -724,9 +653,8 @@ def test_candidates_divide_fit_and_come_fastest_first(small):
     found = search.candidates(small, 2.0)
     one, order = cost_model.sketch(small), []
     for values, config in found:
-        guess = cost_model.guess(
-            cost_model.resketch(one, config)
-        )  # raises where something does not divide
+        # Raises if something does not divide.
+        guess = cost_model.guess(cost_model.resketch(one, config))
         assert guess.bytes < 0.95 * 2.0 * 2**30
         order.append((search.family(values), guess.ms))
     families = [family for family, _ in order]
@@ -754,20 +682,14 @@ def test_the_best_plan_is_the_fastest_that_fits():
     assert (best["name"], best["settings"]) == (3, "--config.accum_steps=3")
     assert [tried["settings"][-1] for tried in best["tried"]] == ["3", "1", "2", "4"]
     assert report.outcome(best["tried"][0]) == "5 ms, 1.00 GiB per chip: --config.accum_steps=3"
-    assert (
-        report.outcome(best["tried"][2])
-        == "does not fit, 1.00 GiB per chip: --config.accum_steps=2"
-    )
+    outcome = report.outcome(best["tried"][2])
+    assert outcome == "does not fit, 1.00 GiB per chip: --config.accum_steps=2"
     assert report.outcome(best["tried"][3]) == "failed (no such mesh): --config.accum_steps=4"
 
 
 def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsys):
-    plans = iter(
-        [
-            UserError("torn\nslices"),
-            dict(step_ms=dict(low=3, high=3), fits=True, hbm_gib=dict(total=1.0)),
-        ]
-    )
+    fitting = dict(step_ms=dict(low=3, high=3), fits=True, hbm_gib=dict(total=1.0))
+    plans = iter([UserError("torn\nslices"), fitting])
 
     def planned(*_):
         found = next(plans)
@@ -779,17 +701,14 @@ def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsy
     monkeypatch.setattr(run, "plan", planned)
     args = types.SimpleNamespace(topology="v5e:2x4", num_slices=1, search=True, max_compiles=2)
     found = run.run(small.config, args, 15.75)
-    assert found["fits"] and [tried.get("error") for tried in found["tried"]] == [
-        None,
-        "torn slices",
-    ]
+    assert found["fits"]
+    assert [tried.get("error") for tried in found["tried"]] == [None, "torn slices"]
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("1: failed (torn slices): --config.") and lines[1].startswith(
-        "2: 3 ms, 1.00 GiB"
-    )
+    assert lines[0].startswith("1: failed (torn slices): --config.")
+    assert lines[1].startswith("2: 3 ms, 1.00 GiB")
 
 
-def test_where_nothing_fits_the_smallest_plan_is_the_result():
+def test_if_nothing_fits_the_smallest_plan_is_the_result():
     plans = [dict(step_ms=None, fits=False, hbm_gib=dict(total=gib)) for gib in (20.0, 17.0)]
     found = search.best(
         [dict(settings={"accum_steps": i}, plan=plan) for i, plan in enumerate(plans)]
@@ -817,21 +736,12 @@ def test_a_plan_has_the_keys_of_the_interface_and_adds_up(small, monkeypatch, ca
     parts = [plan["hbm_gib"][kind] for kind in ("params", "opt_state", "activations", "batch")]
     assert sum(parts) == pytest.approx(plan["hbm_gib"]["total"])
     assert plan["hbm_gib"]["params"] == pytest.approx(plan["params"] * 4 / 2**30)
-    assert set(plan["step_ms"]) == {
-        "compute_roofline",
-        "compute_estimate",
-        "communication",
-        "low",
-        "high",
-    }
-    assert all(
-        set(found) == {"kind", "axis", "count", "bytes", "overlapped"}
-        for found in plan["collectives"]
-    )
-    for key, scale in (
-        ("mfu", 3 * plan["model_flops_per_image"] / 3 / 197e12),
-        ("images_per_sec_per_chip", 1),
-    ):
+    times = {"compute_roofline", "compute_estimate", "communication", "low", "high"}
+    assert set(plan["step_ms"]) == times
+    fields = {"kind", "axis", "count", "bytes", "overlapped"}
+    assert all(set(found) == fields for found in plan["collectives"])
+    scales = dict(mfu=plan["model_flops_per_image"] / 197e12, images_per_sec_per_chip=1)
+    for key, scale in scales.items():
         for end, other in (("low", "high"), ("high", "low")):
             assert plan[key][end] == pytest.approx(1024 / 8 / plan["step_ms"][other] * 1e3 * scale)
     assert plan["chip_hours"]["high"] == pytest.approx(plan["days"]["high"] * 24 * 8)
@@ -842,17 +752,15 @@ def test_a_plan_has_the_keys_of_the_interface_and_adds_up(small, monkeypatch, ca
 
 
 def test_a_plan_that_does_not_fit_has_suggestions_in_lines_of_their_own(small, monkeypatch, capsys):
-    plan = planned(
-        small, monkeypatch, compilation.Compiled(1.0, 17, 20 * 2.0**30, None), limit_gib=1.2
-    )
+    compiled = compilation.Compiled(1.0, 17, 20 * 2.0**30, None)
+    plan = planned(small, monkeypatch, compiled, limit_gib=1.2)
     assert set(plan) >= KEYS
     assert not plan["fits"] and plan["step_ms"] is plan["collectives"] is plan["mfu"] is None
     assert "step" not in dict(report.rows(plan))
     report.show(plan)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("would fit:")] == [
-        f"would fit: {s}" for s in plan["suggestions"]
-    ]
+    shown = [line for line in lines if line.startswith("would fit:")]
+    assert shown == [f"would fit: {text}" for text in plan["suggestions"]]
     assert any("DOES NOT FIT: 20." in line for line in lines)
     assert any("0% of the parameters are split over chips" in line for line in lines)
     report.show(plan | dict(suggestions=suggested(small, 0.001)))

@@ -1,6 +1,4 @@
-"""Attention compiled for TPUs that are not there: which way is taken, what crosses devices, and
-memory.
-"""
+"""Attention compiled for TPUs without a TPU: which kernel is used, communication, and memory."""
 
 import os
 import re
@@ -30,8 +28,8 @@ def devices():
 
 
 def compiled(function, mesh, x, *others):
-    """Forward and backward pass of `function` on a mesh that is only described; its output has the
-    shape of `x`.
+    """Forward and backward pass of `function`, whose output has the shape of `x`, on a described
+    mesh.
     """
 
     def step(x, *others):

@@ -1,6 +1,4 @@
-"""`vit_jax.plan` as users run it: tiny models compiled by the TPU compiler for pods that are not
-there.
-"""
+"""`vit_jax.plan` as users run it: tiny models compiled by the TPU compiler, without a pod."""
 
 import dataclasses
 import functools
@@ -24,7 +22,8 @@ def get_config(arg=""):
     config.total_steps = 100
     config.image_size = 64
     config.prng = "rbg"
-    config.model = dict(variant="Ti/16", width=256, num_heads=4, mlp_dim=1024, depth=2, pool="gap", dtype="bfloat16")
+    config.model = dict(variant="Ti/16", width=256, num_heads=4, mlp_dim=1024, depth=2, pool="gap")
+    config.model.dtype = "bfloat16"
     config.data = dict(name="imagenet2012", batch_size=64)
     config.optim = dict(lr=1e-3, warmup_steps=2, grad_clip_norm=1.0)
     return config
@@ -36,7 +35,7 @@ class Done:
     """One run of the command."""
 
     code: int
-    plan: dict | None  # what --json holds
+    plan: dict | None  # of --json
     out: str
     last: str  # line on stderr
 
@@ -66,16 +65,10 @@ def planned(*arguments: str) -> Done:
     with tempfile.TemporaryDirectory() as folder:
         config, out = pathlib.Path(folder) / "tiny.py", pathlib.Path(folder) / "plan.json"
         config.write_text(CONFIG)
-        line = [
-            sys.executable,
-            "-m",
-            "vit_jax.plan",
-            f"--config={config}",
-            f"--json={out}",
-            *arguments,
-        ]
+        options = [f"--config={config}", f"--json={out}", *arguments]
+        command = [sys.executable, "-m", "vit_jax.plan", *options]
         done = subprocess.run(
-            line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=500
+            command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=500
         )
         plan = json.loads(out.read_text()) if out.exists() else None
     assert "Traceback" not in done.stderr, done.stderr
@@ -115,10 +108,8 @@ def test_fsdp_splits_the_parameters_and_gathers_them():
 
 
 def test_scanned_layers_gather_as_much_as_single_ones():
-    done, single = (
-        planned(EIGHT, "--config.mesh.fsdp=4", "--config.model.scan=True"),
-        planned(EIGHT, "--config.mesh.fsdp=4"),
-    )
+    done = planned(EIGHT, "--config.mesh.fsdp=4", "--config.model.scan=True")
+    single = planned(EIGHT, "--config.mesh.fsdp=4")
     assert done.plan["hbm_gib"]["params"] == pytest.approx(single.plan["hbm_gib"]["params"])
     assert done.sent("all-gather", "fsdp") == pytest.approx(
         single.sent("all-gather", "fsdp"), rel=0.35

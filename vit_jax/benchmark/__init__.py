@@ -1,1 +1,1 @@
-"""Measures parts of the framework."""
+"""`python -m vit_jax.benchmark`: measures parts of the framework."""

@@ -1,7 +1,9 @@
-"""Measures a part of the framework with what a config says.
+"""Measures a part of the framework with the settings of a config.
 
-python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16] [--against=big_vision --peer=DIR]
-python -m vit_jax.benchmark step|checkpoint|startup [--config=FILE.py[:ARG]] [--models=VARIANT:IMAGES,...]
+python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16]
+python -m vit_jax.benchmark data --config=FILE.py[:ARG] --against=big_vision --peer=DIR
+python -m vit_jax.benchmark step [--config=FILE.py[:ARG]] [--models=VARIANT:IMAGES,...]
+python -m vit_jax.benchmark checkpoint|startup [--config=FILE.py[:ARG]]
 """
 
 import argparse
@@ -17,10 +19,10 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 
 PARTS = {
-    "step": "the training step and inference: images/s, MFU, memory, compilation; without data",
-    "data": "the input pipeline, stage by stage, and what would feed a pod",
+    "step": "training step and inference on random images: images/s, MFU, memory, compilation time",
+    "data": "the input pipeline, stage by stage, and the host cores that a pod needs",
     "checkpoint": "saving and restoring the state of a model",
-    "startup": "from a command to its first step, with an empty and a filled compilation cache, and to an error",
+    "startup": "seconds to the first step, with an empty and a filled cache, and to an error",
 }
 MODULES = {
     "step": "vit_jax.benchmark.step",
@@ -36,14 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser, part: str) -> None:
         "--runs",
         type=int,
         default=3,
-        help="rounds, of which medians are told (default: %(default)s)",
+        help="rounds, of which the medians are reported (default: %(default)s)",
     )
     if part == "step":
-        text = "one after the other, with the images of a step, as Ti/16:16,S/16:8; default: the config's"
+        text = "models with their batch sizes, such as Ti/16:16,S/16:8; default: the config's"
         parser.add_argument("--models", default="", metavar="VARIANT:IMAGES,...", help=text)
-        parser.add_argument(
-            "--steps", type=int, default=5, help="of each round (default: %(default)s)"
-        )
+        parser.add_argument("--steps", type=int, default=5, help="per round (default: %(default)s)")
     if part == "checkpoint":
         parser.add_argument(
             "--folder",
@@ -52,25 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser, part: str) -> None:
         )
     if part == "data":
         parser.add_argument(
-            "--images", type=int, default=2048, help="of each measurement (default: %(default)s)"
+            "--images", type=int, default=2048, help="per measurement (default: %(default)s)"
         )
         parser.add_argument(
-            "--topology", default="", metavar="CHIP:AxB", help="a pod to feed, as v5e:16x16"
+            "--topology", default="", metavar="CHIP:AxB", help="a pod to feed, such as v5e:16x16"
         )
         parser.add_argument(
-            "--mfu", type=float, default=0.5, help="share of its peak that the pod reaches"
+            "--mfu", type=float, default=0.5, help="share of its peak FLOP/s that the pod reaches"
         )
         parser.add_argument(
             "--against",
             default="",
             choices=["", "big_vision"],
-            help="measure this in turn with ours",
+            help="measure this framework, too, in alternating runs",
         )
+        parser.add_argument("--peer", default="", metavar="DIR", help="its checkout")
         parser.add_argument(
-            "--peer", default="", metavar="DIR", help="the checkout of what --against names"
-        )
-        parser.add_argument(
-            "--alone", action="store_true", help="only the whole host pipeline, as one line of JSON"
+            "--alone",
+            action="store_true",
+            help="measure only the host pipeline; print JSON",
         )
 
 

@@ -1,5 +1,5 @@
 """`vit_jax.benchmark data`: core time per image of every stage of the input pipeline, and how many
-cores feed a pod.
+cores a pod needs.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ from vit_jax.models.flops import model_flops
 from vit_jax.train import experiment
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
-WARMUP = 4  # batches that are not counted: files get cached, threads start
+WARMUP = 4  # batches that are not counted: files are cached and threads started
+BATCH_KEYS = ("image", "label", "mask", "seed")
 
 
 def core_seconds() -> float:
@@ -39,9 +40,7 @@ def core_seconds() -> float:
 
 
 def peak_mib() -> float:
-    """The largest resident memory that this program has had. (Linux's ru_maxrss begins at that of
-    the parent.)
-    """
+    """Peak resident memory of this program. (Linux's ru_maxrss starts at that of the parent.)"""
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10
@@ -49,54 +48,55 @@ def peak_mib() -> float:
 
 
 def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, float]:
-    """(core-ms per image, images/s) of an iterator that runs already."""
+    """(core-ms per image, images/s) of a running iterator."""
     count = max(images // batch_size, 1)
-    cpu, wall = core_seconds(), time.perf_counter()
+    cpu_start = core_seconds()
+    start = time.perf_counter()
     for _ in range(count):
         next(batches)
-    cpu, wall = core_seconds() - cpu, time.perf_counter() - wall
+    cpu = core_seconds() - cpu_start
+    wall = time.perf_counter() - start
     return 1e3 * cpu / (count * batch_size), count * batch_size / wall
 
 
 def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
-    """The pipeline cut off behind each of its stages; what follows costs nothing."""
+    """The pipeline cut off after each of its stages; the others are replaced by a constant."""
     blank = tf.zeros([host.size, host.size, 3], tf.uint8)
 
-    def instead(image: Callable) -> pipeline.Pipeline:
+    def until(stage: Callable) -> pipeline.Pipeline:
+        def image(encoded, seed):
+            with tf.control_dependencies([stage(encoded, seed)]):
+                return tf.identity(blank)
+
         return dataclasses.replace(host, image=image)
 
-    def behind(value):
-        with tf.control_dependencies([value]):
-            return tf.identity(blank)
-
-    whole = {"read and parse": instead(lambda encoded, seed: behind(encoded))}
+    found = {"read and parse": until(lambda encoded, seed: encoded)}
     if config.data.crop == "inception":
         area = config.data.area_min
-        whole["decode and crop"] = instead(
-            lambda encoded, seed: behind(images.decode_box(encoded, seed, area))
-        )
+        decode_box = lambda encoded, seed: images.decode_box(encoded, seed, area)  # noqa: E731
+        found["decode and crop"] = until(decode_box)
     else:
-        whole["decode"] = instead(lambda encoded, seed: behind(images.decode(encoded)))
-    return whole | {"resize": host}
+        found["decode"] = until(lambda encoded, seed: images.decode(encoded))
+    found["resize"] = host
+    return found
 
 
 def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
-    """Core time of each stage, as the difference to the stage before it, measured in turn."""
-    size, found = config.data.batch_size, {}
+    """Core time of each stage, as the difference from the stage before it, in alternating runs."""
+    size = config.data.batch_size
     iterators = {name: one.batches() for name, one in stages(config, host).items()}
     for iterator in iterators.values():
         measure(iterator, WARMUP * size, size)
+    found = {name: [] for name in iterators}
     for _ in range(args.runs):
         for name, iterator in iterators.items():
-            found.setdefault(name, []).append(measure(iterator, args.images, size))
-    rows, before = [], [0.0] * args.runs
+            found[name].append(measure(iterator, args.images, size))
+    rows = []
+    before = [0.0] * args.runs
     for name, runs in found.items():
         cost = [cpu for cpu, _ in runs]
-        rows.append(
-            row(
-                f"host: {name}", "core-ms/image", [a - b for a, b in zip(cost, before, strict=True)]
-            )
-        )
+        difference = [total - earlier for total, earlier in zip(cost, before, strict=True)]
+        rows.append(row(f"host: {name}", "core-ms/image", difference))
         before = cost
     whole = found["resize"]
     rows.append(row("host: all", "core-ms/image", [cpu for cpu, _ in whole]))
@@ -106,55 +106,57 @@ def host_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
 
 def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
     """Transfer to the devices, and augmentation on them."""
-    mesh, size = meshes.make_mesh(config.mesh), config.data.batch_size
-    batch = next(host.batches())
-    rows, wanted = (
-        sharding.local_rows(mesh, size),
-        {key: batch[key] for key in ("image", "label", "mask", "seed")},
-    )
+    size = config.data.batch_size
+    mesh = meshes.make_mesh(config.mesh)
+    rows = sharding.local_rows(mesh, size)
+    batch = host_batch(host.batches())
     model = experiment.make_model(config, host.source.num_classes)
-    prepare = jax.jit(make_preprocess(config, model.normalize, model.num_classes))
-    key, placed = jax.random.key(0), to_device.global_batch(wanted, mesh, rows, size)
-    jax.block_until_ready(prepare(placed, key))
-    transfer, device = [], []
+    preprocess = jax.jit(make_preprocess(config, model.normalize, model.num_classes))
+    key = jax.random.key(0)
+    on_device = to_device.global_batch(batch, mesh, rows, size)
+    jax.block_until_ready(preprocess(on_device, key))
+    transfer = []
+    device = []
     for _ in range(args.runs):
         start = time.perf_counter()
-        placed = jax.block_until_ready(to_device.global_batch(wanted, mesh, rows, size))
-        middle = time.perf_counter()
-        jax.block_until_ready(prepare(placed, key))
-        transfer.append(1e3 * (middle - start) / size)
-        device.append(1e3 * (time.perf_counter() - middle) / size)
-    count = sum(value.nbytes for value in wanted.values()) / size
+        on_device = jax.block_until_ready(to_device.global_batch(batch, mesh, rows, size))
+        sent = time.perf_counter()
+        jax.block_until_ready(preprocess(on_device, key))
+        transfer.append(1e3 * (sent - start) / size)
+        device.append(1e3 * (time.perf_counter() - sent) / size)
     kind = jax.devices()[0].device_kind
     return [
         row("transfer to the devices", "ms/image", transfer),
-        row("transfer to the devices", "bytes/image", [count]),
+        row("transfer to the devices", "bytes/image", [bytes_per_image(batch, size)]),
         row(f"device ({jax.device_count()} x {kind}): augment, normalize, mix", "ms/image", device),
     ]
 
 
-def chips_of(topology: str) -> tuple[str, int]:
-    """("TPU v5e", 256) for "v5e:16x16".
+def host_batch(batches: Iterator) -> dict[str, np.ndarray]:
+    """The arrays of the next batch that go to the devices."""
+    batch = next(batches)
+    return {key: batch[key] for key in BATCH_KEYS}
 
-    Raises:
-      UserError: the chip is not known, or there are no sizes.
-    """
+
+def bytes_per_image(batch: dict[str, np.ndarray], size: int) -> float:
+    return sum(value.nbytes for value in batch.values()) / size
+
+
+def chips_of(topology: str) -> tuple[str, int]:
+    """("TPU v5e", 256) for "v5e:16x16"."""
     chip, _, sizes = topology.partition(":")
-    known = [
-        kind.removeprefix("TPU ")
-        for kind in hardware.PEAK_FLOPS
-        if kind.startswith("TPU v") and " lite" not in kind
-    ]
+    tpus = [kind for kind in hardware.PEAK_FLOPS if kind.startswith("TPU v")]
+    known = [kind.removeprefix("TPU ") for kind in tpus if " lite" not in kind]
     if chip not in known or not SIZES.fullmatch(sizes):
         raise UserError(
-            f"--topology={topology} is not understood: write CHIP:AxB, with a chip of "
+            f"--topology={topology} is not understood: write CHIP:AxB with CHIP one of "
             f"{', '.join(known)}"
         )
     return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
 
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
-    """What `count` chips of a `kind` take, and the host cores that feed them."""
+    """The images/s that `count` chips of a `kind` process, and the host cores that they need."""
     flops = 3 * model_flops(experiment.make_model(config, num_classes))
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
@@ -164,89 +166,70 @@ def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, ar
 
 
 def alone(config, host: pipeline.Pipeline, args) -> dict:
-    """The whole host pipeline in a process of its own, so that its peak of memory is its own."""
-    size, batches = config.data.batch_size, host.batches()
+    """The whole host pipeline, alone in its process, so that the peak of memory is its own."""
+    size = config.data.batch_size
+    batches = host.batches()
     measure(batches, WARMUP * size, size)
     cost, speed = measure(batches, args.images, size)
-    batch = next(batches)
-    count = sum(batch[key].nbytes for key in ("image", "label", "mask", "seed")) / size
     return dict(
         images_per_sec=speed,
         core_ms_per_image=cost,
         peak_rss_mib=peak_mib(),
-        bytes_per_image_to_device=count,
+        bytes_per_image_to_device=bytes_per_image(host_batch(batches), size),
     )
 
 
-def commands(config, args, overrides: list[str]) -> dict[str, list[str]]:
-    """The processes that are measured in turn: ours, and big_vision's on the same files and with
-    the same work.
+def commands(config, args) -> dict[str, list[str]]:
+    """The commands of both contenders: ours, and big_vision's on the same files with the same
+    work.
     """
-    data, images = config.data, f"--images={args.images}"
+    data = config.data
     if not args.peer:
         raise UserError(
-            "--peer is missing: give the folder of the checkout, as --against=big_vision --peer=DIR"
+            "--peer is missing: name the folder of the checkout of big_vision, --peer=DIR"
         )
     if data.crop != "inception" or data.three_augment or not data.data_dir:
         raise UserError(
-            "--against=big_vision measures inception crops of TFDS data below data.data_dir: "
-            "choose such"
+            "--against=big_vision measures inception crops of TFDS data: set data.crop=inception, "
+            "data.three_augment=False and data.data_dir"
         )
-    ours = [
-        sys.executable,
-        "-m",
-        "vit_jax.benchmark",
-        "data",
-        f"--config={args.location}",
-        *args.overrides,
-        "--alone",
-        images,
-    ]
-    peer = [
-        sys.executable,
-        "-m",
-        "comparisons.big_vision_data",
-        f"--big_vision={args.peer}",
-        images,
-    ]
-    peer += [
-        f"--data_dir={data.data_dir}",
-        f"--name={data.name}",
-        f"--batch_size={data.batch_size}",
-    ]
-    return {"ours": ours, args.against: peer + (["--randaug"] if data.randaug_layers else [])}
+    images = f"--images={args.images}"
+    ours = [sys.executable, "-m", "vit_jax.benchmark", "data", f"--config={args.location}"]
+    ours += [*args.overrides, "--alone", images]
+    peer = [sys.executable, "-m", "comparisons.big_vision_data", f"--big_vision={args.peer}"]
+    peer += [images, f"--data_dir={data.data_dir}", f"--name={data.name}"]
+    peer += [f"--batch_size={data.batch_size}"]
+    if data.randaug_layers:
+        peer.append("--randaug")
+    return {"ours": ours, args.against: peer}
 
 
 def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
-    """Both pipelines, A B A B, each run in a fresh process, and the ratios of the medians."""
-    found: dict[str, list[dict]] = {}
+    """Both pipelines in alternating runs (A B A B), each in a fresh process, and the ratios of the
+    medians.
+    """
+    found: dict[str, list[dict]] = {name: [] for name in commands}
     for _ in range(args.runs):
         for name, command in commands.items():
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
                 raise UserError(f"the run of {name} failed: {last[:300]}")
-            found.setdefault(name, []).append(json.loads(done.stdout.strip().splitlines()[-1]))
+            found[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
     units = dict(
         images_per_sec="images/s",
         core_ms_per_image="core-ms/image",
         peak_rss_mib="MiB",
         bytes_per_image_to_device="bytes",
     )
-    rows = [
-        row(f"{name}: {key}", unit, [run[key] for run in runs])
-        for key, unit in units.items()
-        for name, runs in found.items()
-    ]
+    rows = []
+    for key, unit in units.items():
+        for name, runs in found.items():
+            rows.append(row(f"{name}: {key}", unit, [run[key] for run in runs]))
     medians = {r["name"]: r["median"] for r in rows}
     for key in ("core_ms_per_image", "peak_rss_mib", "bytes_per_image_to_device"):
-        rows.append(
-            row(
-                f"ours / {args.against}: {key}",
-                "ratio",
-                [medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]],
-            )
-        )
+        ratio = medians[f"ours: {key}"] / medians[f"{args.against}: {key}"]
+        rows.append(row(f"ours / {args.against}: {key}", "ratio", [ratio]))
     return rows
 
 
@@ -254,19 +237,19 @@ def run(config, args):
     """All rows: `name`, `unit`, `median`, `runs`."""
     if config.data.batch_size > args.images:
         raise UserError(
-            f"--images={args.images} is less than a batch of {config.data.batch_size}: measure more"
+            f"--images={args.images} is less than a batch of {config.data.batch_size}: give more"
         )
     if args.runs < 1 or not 0 < args.mfu <= 1:  # a NaN is not above 0
         raise UserError(
             f"--runs={args.runs} must be above 0, and --mfu={args.mfu} above 0 and at most 1: "
-            "correct them"
+            "fix them"
         )
     if not config.image_size:
         raise UserError(
-            "config key image_size=0 is for evaluate only: give that of a training, as 224"
+            "config key image_size=0 is for evaluate only: set that of training, such as 224"
         )
-    kind, count = chips_of(args.topology) if args.topology else ("", 0)
-    peers = commands(config, args, args.overrides) if args.against else {}
+    pod = chips_of(args.topology) if args.topology else None
+    contenders = commands(config, args) if args.against else None
     source = sources.open_training(config.data)
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
@@ -274,9 +257,10 @@ def run(config, args):
         return alone(config, host, args)
     rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
-    if args.topology:
-        cost = next(
-            r["median"] for r in rows if r["name"] == "host: all" and r["unit"] == "core-ms/image"
-        )
-        rows += pod_rows(config, source.num_classes, cost, kind, count, args)
-    return rows + (against_rows(peers, args) if peers else [])
+    if pod:
+        medians = {(r["name"], r["unit"]): r["median"] for r in rows}
+        core_ms = medians["host: all", "core-ms/image"]
+        rows += pod_rows(config, source.num_classes, core_ms, *pod, args)
+    if contenders:
+        rows += against_rows(contenders, args)
+    return rows

@@ -1,8 +1,8 @@
-"""A figure of a benchmark."""
+"""The rows of a benchmark's report."""
 
 import statistics
 
 
 def row(name: str, unit: str, runs: list[float]) -> dict:
-    """A figure of a benchmark."""
+    """One figure, measured several times."""
     return dict(name=name, unit=unit, median=statistics.median(runs), runs=list(runs))

@@ -1,5 +1,5 @@
-"""`vit_jax.benchmark step`: speed, memory and compilation of the training step and of inference,
-without data.
+"""`vit_jax.benchmark step`: speed, memory and compilation time of the training step and of
+inference, on random images.
 """
 
 import statistics
@@ -22,24 +22,20 @@ WARMUP = 2  # calls that are not counted
 
 
 def parse_models(text: str, config) -> list[tuple[str, int]]:
-    """(variant, images per step) of "Ti/16:16,S/16:8"; those of the config where nothing is said.
-
-    Raises:
-      UserError: a part is no such pair.
-    """
+    """(variant, images per step) of "Ti/16:16,S/16:8"; those of the config if the text is empty."""
     if not text:
         return [(config.model.variant, config.data.batch_size)]
     found = []
     for part in text.split(","):
         variant, _, count = part.rpartition(":")
         if not variant or not count.isdecimal() or int(count) < 1:
-            raise UserError(f"--models={text}: {part!r} is not VARIANT:IMAGES, as Ti/16:16")
+            raise UserError(f"--models={text}: {part!r} is not VARIANT:IMAGES, such as Ti/16:16")
         found.append((variant, int(count)))
     return found
 
 
 def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[float]:
-    """Wall seconds of one of `count` calls that are dispatched in a row, for each of `runs` rounds."""
+    """Mean wall seconds of `count` calls dispatched in a row, for each of `runs` rounds."""
     jax.block_until_ready([call() for _ in range(WARMUP)])
     found = []
     for _ in range(runs):
@@ -50,22 +46,21 @@ def seconds_per_call(call: Callable[[], object], count: int, runs: int) -> list[
 
 
 def product_flops(runs: int) -> list[float]:
-    """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: what its
-    matrix units give.
+    """FLOP/s of one device in a large product of bfloat16 matrices with float32 sums: the peak that
+    its matrix units reach in practice.
     """
     side = hardware.product_side()
-    x, y = (
-        jax.random.normal(key, (side, side), jnp.bfloat16)
-        for key in jax.random.split(jax.random.key(0))
-    )
+    keys = jax.random.split(jax.random.key(0))
+    x, y = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in keys)
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
-    return [2 * side**3 / seconds for seconds in seconds_per_call(lambda: multiply(x, y), 10, runs)]
+    timings = seconds_per_call(lambda: multiply(x, y), 10, runs)
+    return [2 * side**3 / seconds for seconds in timings]
 
 
 def random_batch(abstract: dict, num_classes: int) -> dict:
-    """Pixels and labels by chance, in the place of a batch of training."""
+    """Random pixels and labels in the shapes of a training batch."""
     rng = np.random.default_rng(0)
-    highest = dict(image=256, label=num_classes, mask=1, seed=2**31 - 1)
+    highest = dict(image=256, label=num_classes, seed=2**31 - 1)
 
     def draw(name, x):
         values = np.ones(x.shape) if name == "mask" else rng.integers(0, highest[name], x.shape)
@@ -77,7 +72,8 @@ def random_batch(abstract: dict, num_classes: int) -> dict:
 def measure(config, args, product: float) -> list[dict]:
     """Rows of one model."""
     job = Experiment.on_devices(config)
-    name, size = f"{config.model.variant}, {config.data.batch_size} images", config.data.batch_size
+    size = config.data.batch_size
+    name = f"{config.model.variant}, {size} images"
     with jax.set_mesh(job.mesh):
         lowered, tracing = timed(job.train_step.lower, job.state, job.batch)
         compiled, compiling = timed(lowered.compile)
@@ -90,24 +86,23 @@ def measure(config, args, product: float) -> list[dict]:
             return metrics
 
         training = seconds_per_call(update, args.steps, args.runs)
-        infer = jax.jit(
-            lambda params, image: job.model.apply({"params": params}, job.model.normalize(image))
-        )
-        inference = seconds_per_call(
-            lambda: infer(state.params, batch["image"]), args.steps, args.runs
-        )
-    flops = size * model_flops(job.model) / job.num_chips
+
+        @jax.jit
+        def infer(params, image):
+            return job.model.apply({"params": params}, job.model.normalize(image))
+
+        call = lambda: infer(state.params, batch["image"])  # noqa: E731
+        inference = seconds_per_call(call, args.steps, args.runs)
+    flops = 3 * size * model_flops(job.model) / job.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,
     }
-    found = [
-        ("training", "images/s", [size / seconds for seconds in training]),
-        *(
-            (f"of {k}", "MFU", [3 * flops / s / peak for s in training])
-            for k, peak in peaks.items()
-            if peak
-        ),
+    found = [("training", "images/s", [size / seconds for seconds in training])]
+    for peak_name, peak in peaks.items():
+        if peak:
+            found.append((f"of {peak_name}", "MFU", [flops / s / peak for s in training]))
+    found += [
         ("inference", "images/s", [size / seconds for seconds in inference]),
         ("memory of the step, per device", "MiB", [total_bytes(compiled) / 2**20]),
         ("tracing", "s", [tracing]),
@@ -117,26 +112,18 @@ def measure(config, args, product: float) -> list[dict]:
 
 
 def run(config, args) -> list[dict]:
-    """Rows of every model.
-
-    Raises:
-      UserError: an argument is wrong.
-    """
+    """Rows of every model."""
     if args.steps < 1:
         raise UserError(f"--steps={args.steps} is too few: give 1 or more")
-    wanted = parse_models(args.models, config)
-    jax.config.update("jax_enable_compilation_cache", False)  # what is told is compiled
+    models = parse_models(args.models, config)
+    jax.config.update("jax_enable_compilation_cache", False)  # to measure compilation, not loading
     runtime.keep_memory()
     product = product_flops(args.runs)
-    rows = [
-        row(
-            "product of bfloat16 matrices, one device",
-            "TFLOP/s",
-            [flops / 1e12 for flops in product],
-        )
-    ]
-    for variant, batch_size in wanted:
+    teraflops = [flops / 1e12 for flops in product]
+    rows = [row("product of bfloat16 matrices, one device", "TFLOP/s", teraflops)]
+    for variant, batch_size in models:
         with config.unlocked():
-            config.model.variant, config.data.batch_size = variant, batch_size
+            config.model.variant = variant
+            config.data.batch_size = batch_size
         rows += measure(config, args, statistics.median(product))
     return rows

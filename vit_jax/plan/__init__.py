@@ -1,3 +1,1 @@
-"""`python -m vit_jax.plan`: compiles the training step for a pod that is not at hand, and says what
-it would take.
-"""
+"""`python -m vit_jax.plan`: memory, time and cost of a config on a TPU pod, by the TPU compiler."""

@@ -1,7 +1,8 @@
-"""Compiles the training step of a config for a TPU pod that is not at hand, and says what it would
-take.
+"""Plans the memory, time and cost of a config on a TPU pod, without the pod.
 
-python -m vit_jax.plan --config=FILE.py[:ARG] --topology=v5e:16x16 [--num_slices=N] [--search] [--config.KEY=VALUE ...]
+    python -m vit_jax.plan --config=FILE.py[:ARG] --topology=v5e:16x16 [--num_slices=N] [--search]
+
+It compiles the training step with the TPU compiler, which needs no TPU.
 """
 
 import logging
@@ -18,20 +19,24 @@ def add_arguments(parser, part: str) -> None:
         "--topology", default="", metavar="CHIP:AxB", help="pod (default: config.topology)"
     )
     parser.add_argument(
-        "--num_slices", type=int, default=1, metavar="N", help="pods, joined by the slow network"
+        "--num_slices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pods, connected by the data-center network",
     )
     parser.add_argument(
         "--hbm_gib", type=float, metavar="X", help="memory per chip (default: the chip's)"
     )
     parser.add_argument(
-        "--search", action="store_true", help="find the fastest mesh, remat, scan and microbatches"
+        "--search", action="store_true", help="find the fastest mesh, remat, scan and accum_steps"
     )
     parser.add_argument(
         "--max_compiles",
         type=int,
         default=8,
         metavar="N",
-        help="of --search (default: %(default)s)",
+        help="settings that --search compiles (default: %(default)s)",
     )
 
 

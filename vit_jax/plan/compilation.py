@@ -1,4 +1,4 @@
-"""Compiles the training step of a config for a topology, without devices and without data."""
+"""Compiles the training step of a config for a topology, without devices or data."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of it; without `program` where it found that memory does not suffice."""
+    """The result of a compilation; `program` is None if the chip has too little memory for it."""
 
     seconds: float
     sharding_constraints: int
@@ -26,11 +26,7 @@ class Compiled:
 
 
 def make_job(config, topology_name: str, num_slices: int) -> Job:
-    """Everything that `train` does before it touches a device or the data.
-
-    Raises:
-      UserError: config and topology do not fit together.
-    """
+    """Everything that `train` does before it uses a device or the data."""
     chip, _ = topology.parse(topology_name)
     devices = topology.devices(topology_name, num_slices)
     return Experiment.on_devices(config, devices, chip)
@@ -42,7 +38,7 @@ def remake(job: Job, config) -> Job:
 
 
 def compile_job(job: Job) -> Compiled:
-    """Runs the TPU compiler, which takes one to three minutes at full size."""
+    """Runs the TPU compiler, which takes one to three minutes for a full-size model."""
     start = time.perf_counter()
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
@@ -57,8 +53,8 @@ def compile_job(job: Job) -> Compiled:
 
 
 def needed_bytes(error: Exception) -> float:
-    """What the compiler says that a program takes for which memory does not suffice; any other
-    error is raised.
+    """Bytes that a program needs, read from the compiler's out-of-memory error. Any other error is
+    raised.
     """
     text = str(error)
     found = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", text) or re.search(

@@ -1,8 +1,8 @@
-"""A model of memory and time without the compiler: good enough to rank settings and to say what
+"""A model of memory and time without the compiler: good enough to rank settings and to suggest what
 would make a job fit.
 
-Its constants were fitted to what the TPU compiler said of L/16 with 64 images per chip, and checked
-on B/16 and H/14.
+Its constants were fitted to the TPU compiler's figures for L/16 with 64 images per chip, and
+checked on B/16 and H/14.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
@@ -21,42 +21,46 @@ from vit_jax.models.flops import model_flops
 from vit_jax.models.ops import attention as kernels
 from vit_jax.train.experiment import Job
 
-# Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16
-# activations. Scan without remat keeps what the compiler else computes again by itself.
-KEPT = {
+# (remat, scan) -> bytes per token and layer that are saved for the backward pass, as a multiple of
+# the width, for bf16 activations. Scan without remat saves values that the compiler would otherwise
+# recompute by itself.
+SAVED = {
     ("none", False): 22,
     ("none", True): 115,
+    ("names", False): 18,
+    ("names", True): 22,
     ("dots", False): 20,
     ("dots", True): 24,
-    ("names", False): 18,
+    ("full", False): 2,
+    ("full", True): 2,
 }
-KEPT |= {("names", True): 22, ("full", False): 2, ("full", True): 2}
 # Bytes per token of the one layer that is being computed, again as a multiple of the width.
 WORKING = 100
-# Time relative to unrolled layers without remat, by the compiler's cycles.
-SLOWER = {
+# (remat, scan) -> time relative to unrolled layers without remat, by the compiler's cycles.
+SLOWDOWN = {
     ("none", False): 1.0,
     ("none", True): 1.3,
+    ("names", False): 1.15,
+    ("names", True): 1.3,
     ("dots", False): 1.15,
     ("dots", True): 1.28,
     ("full", False): 1.33,
+    ("full", True): 1.38,
 }
-SLOWER |= {("names", False): 1.15, ("names", True): 1.3, ("full", True): 1.38}
 UTILISATION = 0.53  # of unrolled layers without remat
-PER_MICROBATCH = 0.01  # of the step, for each after the first
+PER_MICROBATCH = 0.01  # share of the step's time, for each after the first
 
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A config on a pod, by shapes alone: made in no time, so that thousands can be compared."""
+    """A config on a pod, by shapes alone: so cheap to make that thousands can be compared."""
 
     config: Any
     chip: hardware.Tpu
     model: Any
     mesh: dict[str, int]
-    leaves: tuple[
-        tuple[str, tuple[int, ...], int], ...
-    ]  # of the state: name, shape, bytes of an element
+    # Of the state: name, shape, bytes per element.
+    leaves: tuple[tuple[str, tuple[int, ...], int], ...]
 
     @property
     def num_chips(self) -> int:
@@ -70,22 +74,20 @@ class Sketch:
 @dataclasses.dataclass(frozen=True)
 class Guess:
     bytes: float  # of HBM per chip
-    ms: float  # of a step
+    ms: float  # per step
 
 
 def sketch(job: Job) -> Sketch:
-    leaves = jax.tree_util.tree_flatten_with_path(job.state)[0]
-    leaves = tuple(
-        (sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in leaves
-    )
-    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), leaves)
+    paths, _ = jax.tree_util.tree_flatten_with_path(job.state)
+    leaves = [(sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in paths]
+    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), tuple(leaves))
 
 
 def resketch(one: Sketch, config) -> Sketch:
     """The same pod with another config.
 
     Raises:
-      UserError: mesh, batch and model do not fit together.
+      UserError: mesh, batch and model do not match.
     """
     shape, _ = meshes.mesh_sizes(config.mesh)
     fixed = math.prod(size for size in shape if size != -1)
@@ -100,30 +102,37 @@ def resketch(one: Sketch, config) -> Sketch:
 
 def state_bytes(one: Sketch) -> tuple[float, float]:
     """(state, gradients) in bytes per chip."""
-    held_in = 2 if one.config.optim.momentum_dtype == "bfloat16" else 4
-    return held_bytes(one.leaves, tuple(one.mesh.items()), one.config.mesh.zero, held_in)
+    momentum_itemsize = jnp.dtype(one.config.optim.momentum_dtype).itemsize
+    mesh_items = tuple(one.mesh.items())
+    return sharded_bytes(one.leaves, mesh_items, one.config.mesh.zero, momentum_itemsize)
 
 
 @functools.lru_cache(1024)  # a search asks for the same few meshes again and again
-def held_bytes(leaves, mesh_items, zero: bool, momentum_itemsize: int) -> tuple[float, float]:
+def sharded_bytes(leaves, mesh_items, zero: bool, momentum_itemsize: int) -> tuple[float, float]:
     mesh: Mapping[str, int] = dict(mesh_items)
     total = gradients = 0.0
     for name, shape, itemsize in leaves:
+        if "mu" in name.split("/"):
+            itemsize = momentum_itemsize
         spec = sharding.leaf_spec(name, shape, mesh, zero)
-        axes = [
-            axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))
-        ]
-        itemsize = momentum_itemsize if "mu" in name.split("/") else itemsize
-        size = math.prod(shape) * itemsize / math.prod(mesh[axis] for axis in axes)
+        size = math.prod(shape) * itemsize / num_shards(spec, mesh)
         total += size
-        gradients += size * name.startswith("params/")
+        if name.startswith("params/"):
+            gradients += size
     return total, gradients
 
 
+def num_shards(spec, mesh: Mapping[str, int]) -> int:
+    """The number of parts that a partition spec divides an array into."""
+    axes = [part if isinstance(part, tuple) else (part,) for part in spec if part]
+    return math.prod(mesh[axis] for group in axes for axis in group)
+
+
 def layer_bytes(one: Sketch) -> float:
-    """Bytes per token and layer that wait for the backward pass."""
-    model, settings = one.model, one.config.model
-    itemsize = np.dtype(settings.dtype if settings.dtype != "bfloat16" else "float16").itemsize
+    """Bytes per token and layer that are saved for the backward pass."""
+    model = one.model
+    settings = one.config.model
+    itemsize = jnp.dtype(settings.dtype).itemsize
     length = tokens_of(model)
     keeps_scores = (
         settings.remat == "none"
@@ -135,7 +144,7 @@ def layer_bytes(one: Sketch) -> float:
         if keeps_scores
         else 0
     )
-    return KEPT[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
+    return SAVED[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
 
 
 def tokens_of(model) -> int:
@@ -143,10 +152,10 @@ def tokens_of(model) -> int:
 
 
 def activation_bytes(one: Sketch) -> float:
-    """Bytes per chip of activations at the height of a step."""
+    """Bytes per chip of activations at the peak of a step."""
     model = one.model
     images = one.config.data.batch_size / one.config.accum_steps / one.batch_shards
-    if not hasattr(model, "depth"):  # a ResNet: its FLOPs stand for the size of its maps
+    if not hasattr(model, "depth"):  # a ResNet: its FLOPs approximate the size of its feature maps
         return images * model_flops(model) / 60
     tokens = images * tokens_of(model)
     split = min(one.mesh["tensor"], 2)  # heads and MLP are split, the residual stream is not
@@ -158,17 +167,15 @@ def communication_ms(one: Sketch) -> float:
     """Gradients in bf16 over everything, parameters twice over fsdp, two sums per block over
     tensor.
     """
-    mesh, link = one.mesh, 2 * one.chip.link_bandwidth
-    size = (
-        2
-        * sum(math.prod(shape) for name, shape, _ in one.leaves if name.startswith("params/"))
-        / mesh["tensor"]
-    )
+    mesh = one.mesh
+    link = 2 * one.chip.link_bandwidth
+    params = sum(math.prod(shape) for name, shape, _ in one.leaves if name.startswith("params/"))
+    size = 2 * params / mesh["tensor"]
     waits = 0.0
     if mesh["data"] * mesh["replica"] > 1:
         waits += 2 * size / mesh["fsdp"] / link
     if mesh["fsdp"] > 1:
-        waits += 0.5 * 3 * size / link  # half of it hides behind computation
+        waits += 0.5 * 3 * size / link  # half of it overlaps with computation
     if mesh["tensor"] > 1 and hasattr(one.model, "depth"):
         tokens = one.config.data.batch_size / one.batch_shards * tokens_of(one.model)
         waits += 4 * one.model.depth * 2 * 2 * tokens * one.model.width / link
@@ -177,14 +184,18 @@ def communication_ms(one: Sketch) -> float:
 
 def guess(one: Sketch) -> Guess:
     """Memory and time of a step by this model."""
-    config, settings = one.config, (one.config.model.remat, one.config.model.scan)
-    held, gradients = state_bytes(one)
+    config = one.config
     images = config.data.batch_size / one.batch_shards
-    held += config.data.prefetch * images * 3 * config.image_size**2
+    memory, gradients = state_bytes(one)
+    memory += config.data.prefetch * images * 3 * config.image_size**2
+    if config.accum_steps > 1:  # the sum over microbatches stays in memory
+        memory += gradients
+    # Activations are freed while gradients are computed.
+    memory += max(gradients, activation_bytes(one))
+
     flops = 3 * model_flops(one.model) * config.data.batch_size / one.num_chips
     precision = 1 if config.model.dtype == "bfloat16" else 2
-    compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * SLOWER[settings]
+    slowdown = SLOWDOWN[config.model.remat, config.model.scan]
+    compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * slowdown
     compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)
-    # Gradients come as activations go; those of microbatches add to a sum that stays.
-    held += gradients if config.accum_steps > 1 else 0
-    return Guess(held + max(gradients, activation_bytes(one)), compute + communication_ms(one))
+    return Guess(memory, compute + communication_ms(one))

@@ -1,5 +1,5 @@
-"""The figures of a plan: memory by kind, time as a bracket, communication, throughput, cost, and
-feeding the chips.
+"""The figures of a plan: memory by kind, step time as a range, communication, throughput, cost, and
+the load on the hosts.
 """
 
 import dataclasses
@@ -13,87 +13,99 @@ from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Job
 
-# Core time of the host for an image by kind of crop, from docs/performance.md, and the mean size of
-# ImageNet's JPEGs.
-CORE_MS_PER_IMAGE = 1.2
-BYTES_PER_IMAGE = 110e3
+CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.md
+BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
+# What needs a compiled program; null if the step does not fit in memory.
+PROGRAM_FIGURES = ("collectives", "step_ms", "mfu", "images_per_sec_per_chip", "total_steps")
+PROGRAM_FIGURES += ("days", "chip_hours", "hosts", "host_cores", "host_cores_available")
+PROGRAM_FIGURES += ("host_network_gbps",)
 
 
 def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
-    """(roofline, estimate): every instruction at the chip's limits, and by the compiler's own count
-    of cycles.
+    """(roofline, estimate): every instruction at the chip's limits, and by the compiler's own
+    cycle counts.
     """
     roofline = cycles = 0.0
     for name, instruction, times in program.walk():
         cycles += times * instruction.cycles
         if collectives.kind_of(instruction) is None:
-            flops, moved = program.flops(name, instruction), program.hbm_bytes(name, instruction)
+            flops = program.flops(name, instruction)
+            moved = program.hbm_bytes(name, instruction)
             roofline += times * max(flops / chip.peak_flops, moved / chip.hbm_bandwidth)
     return 1e3 * roofline, 1e3 * cycles / chip.clock
 
 
 def kernel_ms(program: hlo.Program, job: Job) -> tuple[float, float]:
-    """(roofline, estimate) of splash attention, of whose kernels the compiler counts nothing: 2
-    matrix products of scores forward, 5 backward, and 2 again under remat; by their static schedule
-    they reach 40 % of the peak."""
-    if not any(
-        i.opcode == "custom-call" and '"tpu_custom_call"' in i.rest for _, i, _ in program.walk()
-    ):
+    """(roofline, estimate) of splash attention's kernels, which the compiler does not count.
+
+    They compute 2 matrix products of the size of the scores in the forward pass, 5 in the backward
+    pass, and 2 more under remat. By their static schedule they reach 40 % of the peak.
+    """
+    calls = [i.rest for _, i, _ in program.walk() if i.opcode == "custom-call"]
+    if not any('"tpu_custom_call"' in rest for rest in calls):
         return 0.0, 0.0
-    model, shards = job.model, math.prod(job.mesh.shape[axis] for axis in sharding.RULES["batch"])
+    model = job.model
+    shards = math.prod(job.mesh.shape[axis] for axis in sharding.RULES["batch"])
     products = 7 if job.config.model.remat in ("none", "names") else 9
     tokens = math.prod(model.grid) + model.num_prefix
     images = job.config.data.batch_size / shards
     flops = model.depth * products * 2 * images * tokens**2 * model.width / job.mesh.shape["tensor"]
-    return 1e3 * flops / job.chip.peak_flops, 1e3 * flops / job.chip.peak_flops / 0.4
+    roofline = 1e3 * flops / job.chip.peak_flops
+    return roofline, roofline / 0.4
 
 
 def step_ms(
     program: hlo.Program, job: Job, messages: list[collectives.Collective]
 ) -> dict[str, float]:
-    """Time of a step. Low: the chip's limits, and all that may overlap does; high: the compiler's
-    cycles, and nothing overlaps."""
-    parts = compute_ms(program, job.chip), kernel_ms(program, job)
-    roofline, estimate = (sum(ends) for ends in zip(*parts, strict=True))
-    waiting = 1e3 * sum(c.seconds for c in messages if not c.overlapped)
-    behind = 1e3 * sum(c.seconds for c in messages if c.overlapped)
-    low, high = max(roofline, behind) + waiting, max(roofline, estimate) + behind + waiting
+    """Time of a step. Low: the chip's limits, and everything that may overlap does. High: the
+    compiler's cycles, and nothing overlaps.
+    """
+    roofline, estimate = compute_ms(program, job.chip)
+    kernel_roofline, kernel_estimate = kernel_ms(program, job)
+    roofline += kernel_roofline
+    estimate += kernel_estimate
+    exposed = 1e3 * sum(c.seconds for c in messages if not c.overlapped)
+    overlapped = 1e3 * sum(c.seconds for c in messages if c.overlapped)
     return dict(
         compute_roofline=roofline,
         compute_estimate=estimate,
-        communication=waiting + behind,
-        low=low,
-        high=high,
+        communication=exposed + overlapped,
+        low=max(roofline, overlapped) + exposed,
+        high=max(roofline, estimate) + overlapped + exposed,
     )
 
 
 def hbm_gib(job: Job, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
-    state, held = job.state, {}
-    held["params"] = shard_bytes(state.params)
-    held["opt_state"] = shard_bytes(state) - held["params"]
-    held["batch"] = shard_bytes(job.batch) * job.config.data.prefetch
-    # The compiler counts one batch; the others wait on the chip, too.
-    total = compiled.total_bytes + shard_bytes(job.batch) * (job.config.data.prefetch - 1)
-    held["activations"] = max(total - sum(held.values()), 0)
-    return {
-        kind: held[kind] / GIB for kind in ("params", "opt_state", "activations", "batch")
-    } | dict(total=total / GIB)
+    prefetch = job.config.data.prefetch
+    params = shard_bytes(job.state.params)
+    opt_state = shard_bytes(job.state) - params
+    batch = shard_bytes(job.batch)
+    # The compiler counts one batch; the prefetched ones are on the chip, too.
+    total = compiled.total_bytes + batch * (prefetch - 1)
+    sizes = dict(
+        params=params,
+        opt_state=opt_state,
+        activations=max(total - params - opt_state - batch * prefetch, 0),
+        batch=batch * prefetch,
+        total=total,
+    )
+    return {kind: size / GIB for kind, size in sizes.items()}
 
 
 def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
-    """A quantity that falls with the time of a step, at both ends of the bracket."""
+    """The range of a quantity that decreases with the time of a step."""
     return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
 
 
 def speed(job: Job, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
-    config, chips, flops = job.config, job.num_chips, 3 * model_flops(job.model)
+    config = job.config
+    chips = job.num_chips
     batch = config.data.batch_size
+    flops = 3 * model_flops(job.model)
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
-    days = dict(
-        low=step["low"] * job.total_steps / 864e5, high=step["high"] * job.total_steps / 864e5
-    )
+    days = {end: step[end] * job.total_steps / 864e5 for end in ("low", "high")}
     hosts = len({device.process_index for device in job.mesh.devices.flat})
     per_host = images["high"] * chips / hosts
     return dict(
@@ -110,11 +122,12 @@ def speed(job: Job, step: dict[str, float]) -> dict:
 
 
 def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
-    """The JSON of a plan, but for what the command line said. What needs a program is null where
-    there is none.
-    """
+    """The JSON of a plan, without what the command line gives."""
     hbm = hbm_gib(job, compiled)
     fits = compiled.program is not None and hbm["total"] <= limit_gib
+    suggested = []
+    if not fits:
+        suggested = suggestions.suggest(job, limit_gib, compiled.total_bytes)
     facts = dict(
         num_chips=job.num_chips,
         mesh={axis: int(size) for axis, size in job.mesh.shape.items()},
@@ -126,13 +139,13 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         model_flops_per_image=3 * model_flops(job.model),
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
-        suggestions=[] if fits else suggestions.suggest(job, limit_gib, compiled.total_bytes),
+        suggestions=suggested,
     )
     if compiled.program is None:
-        names = "collectives step_ms mfu images_per_sec_per_chip total_steps days chip_hours hosts host_cores "
-        names += "host_cores_available host_network_gbps"
-        return facts | dict.fromkeys(names.split())
+        return facts | dict.fromkeys(PROGRAM_FIGURES)
     messages = collectives.collectives(compiled.program, job.mesh, job.chip)
     step = step_ms(compiled.program, job, messages)
-    sent = [{k: v for k, v in dataclasses.asdict(c).items() if k != "seconds"} for c in messages]
+    sent = [dataclasses.asdict(message) for message in messages]
+    for message in sent:
+        del message["seconds"]
     return facts | dict(collectives=sent, step_ms=step) | speed(job, step)

@@ -1,4 +1,4 @@
-"""The page of pod recipes: compiles each and writes a table.
+"""Compiles every pod recipe and writes docs/pods.md, a page with a table of them.
 
 python -m vit_jax.plan.pods_page --out=docs/pods.md [--only=L/16,v5e --only=...] [--jobs=2]
 """
@@ -17,46 +17,27 @@ from vit_jax.plan.report import UNSEEN, span
 RECIPES = pathlib.Path("configs/pods.py")
 HEAD = """# Pods
 
-What the recipes of `configs/pods.py` take, as the TPU compiler says: every row was compiled by it for the whole pod,
-with the very step that `vit_jax.train` runs, by `make plans`. Batch 4096, 224 pixels, ImageNet-21k, 90 epochs.
+Memory, time and throughput of the recipes in `configs/pods.py`. For every row the TPU compiler
+compiled the step that `vit_jax.train` runs, for the whole pod (`make plans`). Batch 4096, 224
+pixels, ImageNet-21k, 90 epochs.
 
 """
-COLUMNS = (
-    "recipe",
-    "pod",
-    "chips",
-    "mesh and settings",
-    "HBM per chip, GiB",
-    "step, ms",
-    "of it communication",
-)
-COLUMNS += ("MFU, %", "images/s per chip", "days")
+COLUMNS = ("recipe", "pod", "chips", "mesh and settings", "HBM per chip, GiB", "step, ms")
+COLUMNS += ("communication, ms", "MFU, %", "images/s per chip", "days")
 
 
 def recipes() -> list[str]:
     """Arguments of all recipes: "L/16,v5e"."""
-    return [
-        f"{variant},{chip}"
-        for variant, pods in configs.import_file(RECIPES).PODS.items()
-        for chip in pods
-    ]
+    pods = configs.import_file(RECIPES).PODS
+    return [f"{variant},{chip}" for variant, chips in pods.items() for chip in chips]
 
 
 def plan(argument: str) -> dict:
-    """Compiles one recipe in a process of its own.
-
-    Raises:
-      UserError: it could not be planned at all.
-    """
+    """Compiles one recipe in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "plan.json"
-        command = [
-            sys.executable,
-            "-m",
-            "vit_jax.plan",
-            f"--config={RECIPES}:{argument}",
-            f"--json={out}",
-        ]
+        options = [f"--config={RECIPES}:{argument}", f"--json={out}"]
+        command = [sys.executable, "-m", "vit_jax.plan", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -67,17 +48,20 @@ def plan(argument: str) -> dict:
 
 
 def settings(argument: str) -> str:
-    """What differs from plain data parallelism, in words."""
+    """The differences from plain data parallelism, in words."""
     config = configs.load(f"{RECIPES}:{argument}", [])
-    words = [
-        f"{axis} {size}"
-        for axis, size in config.mesh.items()
-        if axis not in ("data", "zero") and size > 1
-    ]
-    words += ["ZeRO"] if config.mesh.zero else []
-    words += [f"remat {config.model.remat}"] if config.model.remat != "none" else []
-    words += ["scan"] if config.model.scan else []
-    words += [f"{config.accum_steps} microbatches"] if config.accum_steps > 1 else []
+    words = []
+    for axis in ("replica", "fsdp", "tensor"):
+        if config.mesh[axis] > 1:
+            words.append(f"{axis} {config.mesh[axis]}")
+    if config.mesh.zero:
+        words.append("ZeRO")
+    if config.model.remat != "none":
+        words.append(f"remat {config.model.remat}")
+    if config.model.scan:
+        words.append("scan")
+    if config.accum_steps > 1:
+        words.append(f"{config.accum_steps} microbatches")
     return ", ".join(words) or "data parallel"
 
 
@@ -88,23 +72,14 @@ def row(argument: str, found: dict) -> tuple:
     if not found["fits"]:
         return (*head, f"{memory}: does not fit", *[""] * 5)
     percent = {end: 100 * value for end, value in found["mfu"].items()}
-    step, images = found["step_ms"], found["images_per_sec_per_chip"]
-    figures = (
-        span(step),
-        f"{step['communication']:.0f}",
-        span(percent),
-        span(images),
-        span(found["days"], ".1f"),
-    )
-    return (*head, memory, *figures)
+    communication = f"{found['step_ms']['communication']:.0f}"
+    images = span(found["images_per_sec_per_chip"])
+    days = span(found["days"], ".1f")
+    return (*head, memory, span(found["step_ms"]), communication, span(percent), images, days)
 
 
 def page(found: dict[str, dict]) -> str:
-    lines = [
-        COLUMNS,
-        ["---"] * len(COLUMNS),
-        *(row(argument, plan) for argument, plan in found.items()),
-    ]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row(*item) for item in found.items())]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{HEAD}{table}\n\n{UNSEEN}\n"
 
@@ -126,7 +101,7 @@ def main(argv: list[str]) -> int:
         wanted = args.only or recipes()
         if unknown := sorted(set(wanted) - set(recipes())):
             raise errors.UserError(
-                f"--only={unknown[0]} is no recipe of {RECIPES}: use one of {', '.join(recipes())}"
+                f"--only={unknown[0]} is not in {RECIPES}: use one of {', '.join(recipes())}"
             )
         found = {}
         with concurrent.futures.ThreadPoolExecutor(max(args.jobs, 1)) as pool:

@@ -1,4 +1,4 @@
-"""From a config and a topology to a plan: compile what is asked for, or search for what is best."""
+"""From a config and a topology to a plan: compile the config, or search for the best settings."""
 
 import sys
 
@@ -16,7 +16,7 @@ def plan(job: Experiment, args, limit_gib: float) -> dict:
 
 
 def attempt(job: Experiment, settings: dict, config, args, limit_gib: float) -> dict:
-    """A candidate of a search with its plan, or with the error that it led to."""
+    """Settings of a search with their plan, or with the error that they led to."""
     try:
         return dict(settings=settings, plan=plan(compilation.remake(job, config), args, limit_gib))
     except (UserError, jax.errors.JaxRuntimeError) as error:
@@ -24,18 +24,13 @@ def attempt(job: Experiment, settings: dict, config, args, limit_gib: float) -> 
 
 
 def run(args, limit_gib: float) -> dict:
-    """The plan of `args.config`, or with `--search` the best one that was found, with the others in
-    `tried`.
-    """
+    """The plan of a config, or with `--search` the best one, with a summary of all in `tried`."""
     job = compilation.make_job(args.config, args.topology, args.num_slices)
     if not args.search:
         return plan(job, args, limit_gib)
     tried = []
     for settings, candidate in search.candidates(job, limit_gib)[: args.max_compiles]:
         tried.append(attempt(job, settings, candidate, args, limit_gib))
-        print(
-            f"{len(tried)}: {report.outcome(search.summary(tried[-1]))}",
-            file=sys.stderr,
-            flush=True,
-        )
+        outcome = report.outcome(search.summary(tried[-1]))
+        print(f"{len(tried)}: {outcome}", file=sys.stderr, flush=True)
     return search.best(tried)

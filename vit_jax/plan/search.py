@@ -1,10 +1,10 @@
-"""Which mesh, remat, scan and microbatches to try: ranked by the model of `analysis`, then
-compiled.
-"""
+"""Which mesh, remat, scan and microbatches to try: ranked by `cost_model`, then compiled."""
 
+import collections
 import itertools
 from typing import Any
 
+from vit_jax.distributed import hardware
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models.ops import attention as kernels
 from vit_jax.plan import cost_model
@@ -15,14 +15,15 @@ from vit_jax.train.experiment import Job
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)
 MICROBATCHES = (1, 2, 4, 8)
-ATTENTION = ("einsum", "splash")  # of more tokens than einsum is chosen for by itself
+ATTENTION = ("einsum", "splash")  # for more tokens than "auto" chooses einsum for
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
 def settings(job: Job):
-    """Every combination worth a thought, as flat config values."""
-    replicas, chips = job.mesh.shape["replica"], job.num_chips
-    slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
+    """Every plausible combination, as flat config values."""
+    chips = job.num_chips
+    replicas = job.mesh.shape["replica"]
+    slices = len({hardware.slice_index(device) for device in job.mesh.devices.flat})
     layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
     remats = (
         ("none", "names", "dots", "full")
@@ -35,40 +36,32 @@ def settings(job: Job):
     )
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
-        if chips % (replicas * fsdp * tensor):
+        data, remainder = divmod(chips, replicas * fsdp * tensor)
+        if remainder or (replicas % slices and data % slices):
             continue
-        mesh = {
-            "mesh.data": chips // (replicas * fsdp * tensor),
-            "mesh.fsdp": fsdp,
-            "mesh.tensor": tensor,
-        }
-        if replicas % slices and mesh["mesh.data"] % slices:
-            continue
-        zeros = (False, True) if mesh["mesh.data"] > 1 and fsdp == 1 else (False,)
-        for zero, scan, remat, accum, kind in itertools.product(
-            zeros, layers, remats, MICROBATCHES, kinds
-        ):
-            model = {"model.scan": scan, "model.remat": remat, "model.attention": kind}
-            yield (
-                mesh
-                | {"mesh.zero": zero, "accum_steps": accum}
-                | (model if len(layers) > 1 else {})
-            )
+        mesh = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor}
+        zeros = [False]
+        if data > 1 and fsdp == 1:
+            zeros.append(True)
+        choices = itertools.product(zeros, layers, remats, MICROBATCHES, kinds)
+        for zero, scan, remat, accum, kind in choices:
+            values = mesh | {"mesh.zero": zero, "accum_steps": accum}
+            if len(layers) > 1:
+                values |= {"model.scan": scan, "model.remat": remat, "model.attention": kind}
+            yield values
 
 
 def family(values: dict) -> tuple:
-    """What settings have in common that differ in the number of shards alone."""
+    """What is equal in settings that differ only in the number of shards."""
     return tuple(values.get(key) for key in FAMILY)
 
 
 def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
-    """(settings, config) of all that should fit, the fastest first; two of a family before the
-    third.
-
-    Raises:
-      NegativeResult: nothing should fit.
+    """(settings, config) of all that should fit, the fastest first; the third and later ones of a
+    family come after all others.
     """
-    found, one = [], cost_model.sketch(job)
+    found = []
+    one = cost_model.sketch(job)
     for values in settings(job):
         config = changed(job.config, values)
         try:
@@ -82,50 +75,53 @@ def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
             f"no mesh, remat and microbatches fit into {limit_gib:.2f} GiB per chip on "
             f"{job.num_chips} chips: use a larger --topology, or chips with more memory"
         )
-    ordered, seen = [], {}
+    first, rest = [], []
+    seen = collections.Counter()
     for _, _, values, config in sorted(found, key=lambda item: item[:2]):
-        rank = seen[family(values)] = seen.get(family(values), 0) + 1
-        ordered.append((rank > 2, len(ordered), values, config))
-    return [(values, config) for *_, values, config in sorted(ordered, key=lambda item: item[:2])]
+        seen[family(values)] += 1
+        if seen[family(values)] <= 2:
+            first.append((values, config))
+        else:
+            rest.append((values, config))
+    return first + rest
 
 
-def middle(plan: dict) -> float:
-    """Milliseconds by which plans are ranked: the middle of the bracket."""
+def midpoint(plan: dict) -> float:
+    """Milliseconds by which plans are ranked: the midpoint of the range."""
     return (plan["step_ms"]["low"] + plan["step_ms"]["high"]) / 2
 
 
 def best(tried: list[dict]) -> dict:
-    """The fastest plan that fits, or where none does the smallest, with the lines to paste and all
-    others in `tried`.
+    """The fastest plan that fits, or the smallest if none does, with the lines to paste and the
+    summaries of all in `tried`.
 
     Args:
-      tried: `settings` with the `plan` that they led to, or the `error`.
-
-    Raises:
-      UserError: no settings led to a plan.
+      tried: `settings` with the `plan` or the `error` that they led to.
     """
     planned = [one for one in tried if "plan" in one]
     if not planned:
         raise UserError(f"none of the {len(tried)} settings could be planned: {tried[0]['error']}")
-    fitting = sorted(
-        (one for one in planned if one["plan"]["fits"]), key=lambda one: middle(one["plan"])
-    )
+    failed = [one for one in tried if "error" in one]
+    fitting = [one for one in planned if one["plan"]["fits"]]
     rest = [one for one in planned if not one["plan"]["fits"]]
-    ordered = [*fitting, *sorted(rest, key=lambda one: one["plan"]["hbm_gib"]["total"])]
-    return ordered[0]["plan"] | dict(
-        settings=lines(ordered[0]["settings"]),
-        tried=[summary(one) for one in [*ordered, *(one for one in tried if "error" in one)]],
+    fitting.sort(key=lambda one: midpoint(one["plan"]))
+    rest.sort(key=lambda one: one["plan"]["hbm_gib"]["total"])
+    chosen, *others = fitting + rest
+    return chosen["plan"] | dict(
+        settings=lines(chosen["settings"]),
+        tried=[summary(one) for one in (chosen, *others, *failed)],
     )
 
 
 def summary(one: dict) -> dict:
-    """What stands of settings in the list of those that were tried; without figures where there was
-    an error.
-    """
-    plan = one.get("plan")
-    figures = (
-        dict(hbm_gib=plan["hbm_gib"]["total"], step_ms=plan["step_ms"])
-        if plan
-        else dict(error=one["error"])
+    """Settings, and the main figures of their plan or the error."""
+    settings = lines(one["settings"])
+    if "error" in one:
+        return dict(settings=settings, fits=False, error=one["error"])
+    plan = one["plan"]
+    return dict(
+        settings=settings,
+        fits=plan["fits"],
+        hbm_gib=plan["hbm_gib"]["total"],
+        step_ms=plan["step_ms"],
     )
-    return dict(settings=lines(one["settings"]), fits=bool(plan and plan["fits"])) | figures

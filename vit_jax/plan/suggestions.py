@@ -1,4 +1,4 @@
-"""What would make a job fit, by the model of `analysis`."""
+"""What would make a job fit, by `cost_model`."""
 
 import copy
 import math
@@ -8,7 +8,7 @@ from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.train.experiment import Job
 
-MARGIN = 0.95  # of the memory, for what the model does not see
+MARGIN = 0.95  # share of the memory to use: the model does not see everything
 
 
 def changed(config, settings: dict):
@@ -20,19 +20,20 @@ def changed(config, settings: dict):
 
 
 def lines(settings: dict) -> str:
-    """As on the command line."""
+    """Settings as command-line arguments."""
     return " ".join(f"--config.{key}={value}" for key, value in settings.items())
 
 
 def levers(job: Job) -> list[dict]:
-    """Changes that save memory, from those that cost little time to those that cost much."""
-    config, mesh, found = job.config, job.mesh.shape, []
+    """Changes that save memory; those that cost little time come first."""
+    config = job.config
+    mesh = job.mesh.shape
+    found = []
     if mesh["fsdp"] == 1 and not config.mesh.zero and mesh["data"] > 1:
         found.append({"mesh.zero": True})
-    spare = mesh["data"]
     for fsdp in (2, 4, 8, 16, 32, 64):
-        if fsdp > mesh["fsdp"] and spare % (fsdp // mesh["fsdp"]) == 0:
-            found.append({"mesh.fsdp": fsdp, "mesh.data": spare * mesh["fsdp"] // fsdp})
+        if fsdp > mesh["fsdp"] and mesh["data"] % (fsdp // mesh["fsdp"]) == 0:
+            found.append({"mesh.fsdp": fsdp, "mesh.data": mesh["data"] * mesh["fsdp"] // fsdp})
     if config.optim.name != "adafactor" and config.optim.momentum_dtype == "float32":
         found.append({"optim.momentum_dtype": "bfloat16"})
     if config.model.dtype == "float32":
@@ -47,38 +48,45 @@ def levers(job: Job) -> list[dict]:
 
 
 def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
-    """Command-line settings with which the job should fit: single ones first, else all that help,
-    one after another.
+    """Command-line settings with which the job should fit: every single one that suffices, or else
+    a combination of those that help.
+
+    Args:
+      total_bytes: per chip, by the compiler. The model only gives the factor of each change.
     """
-    singles, combined, one = [], {}, cost_model.sketch(job)
+    one = cost_model.sketch(job)
     before = cost_model.guess(one).bytes
-    scale = (
-        total_bytes / before / GIB
-    )  # the compiler's word on this job counts more than the model's
+    scale = total_bytes / before / GIB
 
     def gib(change: dict) -> float:
         try:
-            return (
-                cost_model.guess(cost_model.resketch(one, changed(job.config, change))).bytes
-                * scale
-            )
-        except UserError:  # microbatches that do not divide
+            sketch = cost_model.resketch(one, changed(job.config, change))
+        except UserError:  # the batch does not divide into these microbatches
             return math.inf
+        return cost_model.guess(sketch).bytes * scale
 
+    singles = []
     for lever in levers(job):
         size = gib(lever)
         if size < MARGIN * limit_gib:
-            singles.append(f"{lines(lever)} (about {size:.1f} GiB per chip)")
+            singles.append(suggestion(lever, size))
     if singles:
         return singles
+    combined = {}
     for lever in levers(job):
         settings = combined | lever
         size = gib(settings)
         if size < before * scale:
-            combined, before = settings, size / scale
+            combined = settings
+            before = size / scale
         if size < MARGIN * limit_gib:
-            return [f"{lines(settings)} (about {size:.1f} GiB per chip)"]
+            return [suggestion(settings, size)]
     return [
         f"no setting of this config makes it fit into {limit_gib:.2f} GiB per chip: use a larger "
         "--topology, chips with more memory, or a smaller data.batch_size"
     ]
+
+
+def suggestion(settings: dict, gib: float) -> str:
+    """Settings to paste, with the memory that they should take."""
+    return f"{lines(settings)} (about {gib:.1f} GiB per chip)"

@@ -1,6 +1,4 @@
-"""Pods that are not at hand: the devices of a topology, as the TPU compiler describes them without
-any.
-"""
+"""The devices of a topology, as the TPU compiler describes them without any hardware."""
 
 import math
 import os
@@ -10,60 +8,53 @@ from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 
 PATTERN = re.compile(r"(?P<chip>\w+):(?P<sizes>[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2})")
-# The compiler finds no TPU and must not look for one; the name of the type is not read beyond that.
+# The compiler must not look for a TPU; the accelerator type is needed, but not used.
 ENVIRONMENT = dict(
     JAX_PLATFORMS="cpu",
     TPU_SKIP_MDS_QUERY="1",
     TPU_ACCELERATOR_TYPE="v5litepod-8",
     TPU_WORKER_HOSTNAMES="localhost",
     TPU_WORKER_ID="0",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several plans at once; nothing of a chip is shared
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several plans at once; they share no chip
 )
 
 
 def prepare_environment() -> None:
-    """Must be called before JAX is imported."""
+    """Sets what libtpu reads; call it before JAX is imported."""
     os.environ.update(ENVIRONMENT)
 
 
 def parse(name: str) -> tuple[hardware.Tpu, list[int]]:
-    """The chip and the extents of "v5e:16x16".
-
-    Raises:
-      UserError: the chip is not known, or the extents do not fit its network.
-    """
+    """The chip and the extents of "v5e:16x16"."""
     found = PATTERN.fullmatch(name)
     if not found or found["chip"] not in hardware.TPUS:
         raise UserError(
-            f"--topology={name} is not understood: write CHIP:AxB with a chip of "
+            f"--topology={name} is not understood: write CHIP:AxB with CHIP one of "
             f"{', '.join(hardware.TPUS)}"
         )
-    chip, extents = hardware.TPUS[found["chip"]], [int(size) for size in found["sizes"].split("x")]
+    chip = hardware.TPUS[found["chip"]]
+    extents = [int(size) for size in found["sizes"].split("x")]
     if len(extents) != chip.torus:
         example = "x".join(["4"] * chip.torus)
         raise UserError(
-            f"--topology={name} has {len(extents)} extents: {found['chip']} takes {chip.torus}, as "
-            f"{example}"
+            f"--topology={name} has {len(extents)} extents: {found['chip']} has {chip.torus}, such "
+            f"as {example}"
         )
     if chip.torus == 2 and max(extents) > 16:
         raise UserError(
-            f"--topology={name} is more than a pod of 16x16: use --num_slices for several"
+            f"--topology={name} is larger than a pod of 16x16: use --num_slices for several pods"
         )
     return chip, extents
 
 
 def devices(name: str, num_slices: int = 1) -> list:
-    """The devices of a pod, one per chip, as `jax.Device`s that programs can be compiled for.
-
-    Raises:
-      UserError: no such topology, or the compiler is not installed.
-    """
+    """The devices of a pod, one per chip, as `jax.Device`s that programs can be compiled for."""
     _, extents = parse(name)
-    options: dict = {"num_slices": num_slices} if num_slices > 1 else {}
+    options: dict = {}
+    if num_slices > 1:
+        options["num_slices"] = num_slices
     if name.startswith("v4:"):
-        options["chip_config_name"] = (
-            "megacore"  # one device per chip, as JAX has them on these machines
-        )
+        options["chip_config_name"] = "megacore"  # one device per chip, as on real v4 machines
     if math.prod(extents) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
     from jax.experimental import topologies
@@ -77,7 +68,7 @@ def devices(name: str, num_slices: int = 1) -> list:
             ) from None
         text = " ".join(str(error).split())[:160]
         raise UserError(
-            f"--topology={name} is refused by the TPU compiler ({text}): use an existing shape"
+            f"--topology={name} is rejected by the TPU compiler ({text}): use an existing shape"
         ) from None
     if len(found) != math.prod(extents) * num_slices:
         raise UserError(
