@@ -16,7 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # itself. Commands that are in one row do not import each other.
 LAYERS = (
     ("errors",),
-    ("cli", "config"),
+    ("config",),
+    ("cli",),
     ("distributed",),
     ("models", "checkpoints"),
     ("weights", "data"),

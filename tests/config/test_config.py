@@ -3,6 +3,7 @@ read.
 """
 
 import ast
+import inspect
 import json
 import pathlib
 
@@ -224,13 +225,16 @@ def attribute_names(path: pathlib.Path) -> set[str]:
 def test_every_default_is_read_somewhere():
     code = [path for path in (ROOT / "vit_jax").rglob("*.py") if path.parent.name != "config"]
     read = set.union(*map(attribute_names, code))
-    # Passed on as a whole: config.model to the model's constructor, config.mesh to make_mesh.
+    # Passed on as a whole: config.model to the model's constructor, config.mesh to make_mesh, config.profile to the window.
     from vit_jax.models.vit import VisionTransformer
 
     read |= set(VisionTransformer.__dataclass_fields__)
     from vit_jax.distributed.mesh import AXES
 
     read |= set(AXES)
+    from vit_jax.train.timer import ProfilerWindow
+
+    read |= set(inspect.signature(ProfilerWindow).parameters)
     unread = [key for key in configs.known_keys() if key.split(".")[-1] not in read]
     assert not unread
 
