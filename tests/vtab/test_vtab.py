@@ -1,4 +1,4 @@
-"""The suite of VTAB: its one program for all tasks, what it keeps and continues, its table, and the
+"""The VTAB suite: its one program for all tasks, how it saves and continues, its table, and the
 command.
 """
 
@@ -58,7 +58,7 @@ def load(small, *overrides):
 
 
 def examples(count: int, rows: int, size: int, crop=True, flip=True, classes=3) -> trainer.Examples:
-    """Images whose pixels tell their number and place."""
+    """Images whose pixels contain the number of the image and their own row and column."""
     side = trainer.resized_side(size)
     row, column = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     number = np.arange(rows)[:, None, None]
@@ -67,19 +67,19 @@ def examples(count: int, rows: int, size: int, crop=True, flip=True, classes=3) 
     return trainer.Examples(jnp.asarray(image), jnp.arange(rows) % classes, *facts)
 
 
-def drawn(held, batch_size: int, size: int, steps, seed=0):
+def drawn(data, batch_size: int, size: int, steps, seed=0):
     draw = jax.jit(trainer.draw, static_argnums=(1, 2))
     return [
-        jax.device_get(draw(held, batch_size, size, np.int32(seed), np.int32(number)))
+        jax.device_get(draw(data, batch_size, size, np.int32(seed), np.int32(number)))
         for number in steps
     ]
 
 
 @pytest.mark.parametrize("count", [20, 15])
 def test_every_epoch_holds_every_example_once(count):
-    held = examples(count, 20, 6)
+    data = examples(count, 20, 6)
     numbers = np.concatenate(
-        [batch["image"][:, 0, 0, 0] for batch in drawn(held, 12, 6, range(25))]
+        [batch["image"][:, 0, 0, 0] for batch in drawn(data, 12, 6, range(25))]
     )
     epochs = numbers[: len(numbers) // count * count].reshape(-1, count)
     np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(count), (len(epochs), 1)))
@@ -109,12 +109,10 @@ def test_crops_and_flips_are_those_that_a_task_allows():
 
 
 def test_what_is_drawn_depends_on_seed_and_step_alone():
-    held = examples(20, 20, 6)
-    first, again, other = (
-        drawn(held, 8, 6, [5])[0],
-        drawn(held, 8, 6, [5])[0],
-        drawn(held, 8, 6, [5], seed=1)[0],
-    )
+    data = examples(20, 20, 6)
+    (first,) = drawn(data, 8, 6, [5])
+    (again,) = drawn(data, 8, 6, [5])
+    (other,) = drawn(data, 8, 6, [5], seed=1)
     np.testing.assert_array_equal(first["image"], again["image"])
     assert (first["image"] != other["image"]).any()
 
@@ -128,19 +126,21 @@ def tuned(config, classes: int, head: int, steps: int):
         tuner = trainer.Finetuner(config, model, lambda seed: params, mesh, 24)
         rng = np.random.default_rng(0)
         image = rng.integers(0, 255, (24, 14, 14, 3), np.uint8)
-        held = tuner.examples(
+        data = tuner.examples(
             image, rng.integers(0, classes, 24).astype(np.int32), classes, True, True
         )
-        return jax.device_get(tuner.train(held, trainer.Setting(0.05, steps, 7)))
+        return jax.device_get(tuner.train(data, trainer.Setting(0.05, steps, 7)))
 
 
 def test_classes_that_a_task_does_not_have_change_nothing(small):
     config = load(small, "--config.model.dtype=float32", "--config.optim.momentum_dtype=float32")
-    exact, padded = tuned(config, 5, 5, 6), tuned(config, 5, 128, 6)
-    head = padded.pop("head"), exact.pop("head")
-    np.testing.assert_array_equal(head[0]["kernel"][:, 5:], 0.0)
-    np.testing.assert_allclose(head[0]["kernel"][:, :5], head[1]["kernel"], atol=1e-6)
-    assert np.abs(head[1]["kernel"]).max() > 1e-3
+    exact = tuned(config, 5, 5, 6)
+    padded = tuned(config, 5, 128, 6)
+    exact_head = exact.pop("head")["kernel"]
+    padded_head = padded.pop("head")["kernel"]
+    np.testing.assert_array_equal(padded_head[:, 5:], 0.0)
+    np.testing.assert_allclose(padded_head[:, :5], exact_head, atol=1e-6)
+    assert np.abs(exact_head).max() > 1e-3
     for one, other in zip(jax.tree.leaves(padded), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
 
@@ -174,7 +174,7 @@ def test_the_config_follows_its_protocol_and_departures_are_named(name):
     }
 
 
-def test_runs_are_shared_out_and_none_is_left():
+def test_every_run_is_done_by_one_process():
     runs = [(name, seed) for name in VTAB for seed in range(3)]
     for count in (1, 3, 16, 57, 64):
         shares = [suite.share(runs, index, count) for index in range(count)]
@@ -217,43 +217,23 @@ def done(small, tmp_path_factory):
 
 def test_results_are_what_the_interface_promises(done):
     found = json.loads((done / "vtab.json").read_text())
-    assert (
-        found.keys() >= {"protocol", "standard", "checkpoint", "tasks", "means"}
-        and found["protocol"] == "vit"
-    )
-    assert (
-        found["means"].keys() == {"natural", "specialized", "structured", "all"}
-        and not found["standard"]
-    )
+    assert found.keys() >= {"protocol", "standard", "checkpoint", "tasks", "means"}
+    assert found["protocol"] == "vit"
+    assert found["means"].keys() == {"natural", "specialized", "structured", "all"}
+    assert not found["standard"]
     assert list(found["tasks"]) == TASKS.split(",")
+    keys = "group top1 seeds ci95 num_train num_test lr steps status error"
     for name, task in found["tasks"].items():
-        assert task.keys() >= {
-            "group",
-            "top1",
-            "seeds",
-            "ci95",
-            "num_train",
-            "num_test",
-            "lr",
-            "steps",
-            "status",
-            "error",
-        }
-        assert (task["num_train"], task["num_test"], task["lr"], task["steps"]) == (
-            1_000,
-            90,
-            0.01,
-            4,
-        )
+        assert task.keys() >= set(keys.split())
+        assert (task["num_train"], task["num_test"]) == (1_000, 90)
+        assert (task["lr"], task["steps"]) == (0.01, 4)
         assert task["top1"] == pytest.approx(np.mean(task["seeds"])) and len(task["seeds"]) == 2
         assert (task["status"], task["error"], task["group"]) == ("done", None, VTAB[name].group)
         assert all(round(value * 90, 6).is_integer() for value in task["seeds"])
     table = (done / "vtab.md").read_text()
-    assert (
-        "non-standard" in table
-        and "90 of 1,880 test images" in table
-        and "- image_size: 384 -> 12" in table
-    )
+    assert "non-standard" in table
+    assert "90 of 1,880 test images" in table
+    assert "- image_size: 384 -> 12" in table
     assert (done / "vtab.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -271,11 +251,8 @@ def test_a_suite_goes_on_where_it_was_and_ends_with_the_same_numbers(
 
     monkeypatch.setattr(suite.Suite, "run", interrupted)
     assert run(small, tmp_path, f"--tasks={TASKS}") == 130
-    status = {
-        name: task["status"]
-        for name, task in json.loads((tmp_path / "vtab.json").read_text())["tasks"].items()
-    }
-    assert list(status.values()) == ["done", "done", "pending"]
+    tasks = json.loads((tmp_path / "vtab.json").read_text())["tasks"]
+    assert [task["status"] for task in tasks.values()] == ["done", "done", "pending"]
     (tmp_path / "tasks" / "dtd.1.json").write_text("{")
     assert run(small, tmp_path, f"--tasks={TASKS}") == 0
     assert runs == [
@@ -283,12 +260,11 @@ def test_a_suite_goes_on_where_it_was_and_ends_with_the_same_numbers(
         ("dtd", 1),
         ("kitti_closest_vehicle_distance", 2),
     ]
-    first, second = (
-        json.loads((folder / "vtab.json").read_text())["tasks"] for folder in (done, tmp_path)
-    )
-    assert {name: task["seeds"] for name, task in first.items()} == {
-        name: task["seeds"] for name, task in second.items()
-    }
+    seeds = []
+    for folder in (done, tmp_path):
+        tasks = json.loads((folder / "vtab.json").read_text())["tasks"]
+        seeds.append({name: task["seeds"] for name, task in tasks.items()})
+    assert seeds[0] == seeds[1]
 
 
 DAMAGED = ["{", '"x"', "[]", '{"status": "done"}', '{"status": "done", "top1": "a", "data": []}']
@@ -319,10 +295,8 @@ def test_other_data_of_one_seed_label_the_task(small, done, tmp_path):
         one["data"] |= dict(is_known=False if seed == 1 else None, unreadable=3 * seed)
         results.path("dtd", seed).write_text(json.dumps(one))
     found = results.collect()
-    assert (
-        "dtd: other training examples" in found["departures"]
-        and "dtd: 3 images can't be read" in found["departures"]
-    )
+    assert "dtd: other training examples" in found["departures"]
+    assert "dtd: 3 images can't be read" in found["departures"]
 
 
 def test_a_workdir_of_another_suite_is_refused(small, done, capsys):
@@ -339,15 +313,13 @@ def test_a_task_that_fails_ends_no_other(small, tmp_path, capsys):
         "kitti_closest_vehicle_distance": "done",
     }
     assert "vtab check" in found["resisc45"]["error"] and found["resisc45"]["top1"] is None
-    assert (
-        "1 of 3 tasks have no result, the first is resisc45"
-        in capsys.readouterr().err.splitlines()[-1]
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 3 tasks have no result, the first is resisc45" in last
 
 
 @pytest.fixture
 def with_damaged_image(tmp_path):
-    """A folder with dtd, of whose training records each 97th is no image."""
+    """A folder with dtd, where every 97th training record is not an image."""
     features, rng = tfds.builder("dtd", data_dir="/nowhere").info.features, np.random.default_rng(1)
     own = [
         features.serialize_example(features.encode_example(mocked_tfds.value("", features, rng)))
@@ -355,9 +327,7 @@ def with_damaged_image(tmp_path):
     ]
     bad = tf.train.Example.FromString(own[0])
     bad.features.feature["image"].bytes_list.value[0] = b"no image"
-    records = dict.fromkeys(("train", "test", "validation"), own) | dict(
-        train=[*own, bad.SerializeToString()]
-    )
+    records = dict(train=[*own, bad.SerializeToString()], test=own, validation=own)
     mocked_tfds.write("dtd:3.0.1", str(tmp_path / "data"), mocked_tfds.COUNTS["dtd:3.0.1"], records)
     return tmp_path
 
@@ -371,18 +341,16 @@ def test_an_image_that_can_not_be_read(small, with_damaged_image, capsys):
     assert command.main(["check", *where, f"--json={with_damaged_image}/check.json"]) == 1
     row = json.loads((with_damaged_image / "check.json").read_text())["dtd"]
     assert row["state"] == "damaged" and "can't be decoded" in row["detail"]
-    strict, lenient = with_damaged_image / "strict", with_damaged_image / "lenient"
+    strict = with_damaged_image / "strict"
+    lenient = with_damaged_image / "lenient"
     assert command.main(["run", *where, f"--workdir={strict}"]) == 1
     assert "Traceback" not in capsys.readouterr().err
     assert json.loads((strict / "vtab.json").read_text())["tasks"]["dtd"]["status"] == "failed"
-    assert (
-        command.main(["run", *where, f"--workdir={lenient}", "--config.data.on_corrupt=skip"]) == 0
-    )
+    skip = "--config.data.on_corrupt=skip"
+    assert command.main(["run", *where, f"--workdir={lenient}", skip]) == 0
     found = json.loads((lenient / "vtab.json").read_text())
-    assert (
-        found["tasks"]["dtd"]["num_train"] == 992
-        and "dtd: 8 images can't be read" in found["departures"]
-    )
+    assert found["tasks"]["dtd"]["num_train"] == 992
+    assert "dtd: 8 images can't be read" in found["departures"]
 
 
 def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
@@ -394,10 +362,8 @@ def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
     names = "dtd,eurosat,kitti_closest_vehicle_distance"
     where = [f"--config={small}/small.py", f"--config.data.data_dir={tmp_path}", f"--tasks={names}"]
     assert command.main(["check", *where, f"--json={tmp_path}/check.json"]) == 1
-    states = {
-        name: row["state"]
-        for name, row in json.loads((tmp_path / "check.json").read_text()).items()
-    }
+    rows = json.loads((tmp_path / "check.json").read_text())
+    states = {name: row["state"] for name, row in rows.items()}
     assert states == dict(
         dtd="ready", eurosat="wrong count", kitti_closest_vehicle_distance="damaged"
     )
@@ -407,9 +373,8 @@ def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
     assert lines[-1].startswith(
         "error: 2 of 3 tasks are not prepared: eurosat, kitti_closest_vehicle_distance"
     )
-    assert any(
-        "26,999 examples" in line or "can't be" in line for line in lines
-    ) and "remove" in "".join(lines)
+    assert any("26,999 examples" in line or "can't be" in line for line in lines)
+    assert "remove" in "".join(lines)
 
 
 def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path, monkeypatch):
@@ -472,7 +437,7 @@ def test_another_config_has_no_settings_of_vtab(tmp_path, capsys):
     assert "config key vtab.seeds belongs to VTAB's settings" in capsys.readouterr().err
 
 
-def test_check_tells_of_every_task_what_is_there(small, capsys, tmp_path):
+def test_check_reports_the_state_of_every_task(small, capsys, tmp_path):
     data = f"--config.data.data_dir={small}/data"
     arguments = [
         "check",
@@ -504,18 +469,11 @@ def test_a_task_is_a_data_set_of_the_other_commands(small, tmp_path, capsys):
         "--config.data.split=train800",
     ]
     given += [f"--config.data.data_dir={small}/data", "--config.evals.val.data.split=val200"]
-    assert (
-        data_command.main(["check", *given, f"--json={tmp_path}/check.json", f"--out={tmp_path}"])
-        == 0
-    )
+    output = [f"--json={tmp_path}/check.json", f"--out={tmp_path}"]
+    assert data_command.main(["check", *given, *output]) == 0
     train, val = json.loads((tmp_path / "check.json").read_text())["data"]
-    assert (train["num_examples"], val["num_examples"], train["splits"]["test"]) == (
-        800,
-        200,
-        1_880,
-    )
+    assert (train["num_examples"], val["num_examples"]) == (800, 200)
+    assert train["splits"]["test"] == 1_880
     assert data_command.main(["prepare", *given]) == 2
-    assert (
-        "vit_jax.vtab prepare --config=configs/vtab.py --tasks=dtd"
-        in capsys.readouterr().err.splitlines()[-1]
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "vit_jax.vtab prepare --config=configs/vtab.py --tasks=dtd" in last

@@ -156,7 +156,7 @@ class Suite:
                 log.warning("%s: %s", name, error)
         if not trained:
             raise NegativeResult(
-                "loss or gradients were not finite with any of the settings: choose lower ones"
+                "loss or gradients were not finite with any setting: choose lower learning rates"
             )
         _, batches = task_data.batches_of(name, data.found, "val200", self.config, self.mesh)
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
@@ -166,9 +166,7 @@ class Suite:
         return max(top1, key=top1.get)
 
     def run(self, name: str, seeds: Sequence[int], data: TaskData) -> list[dict]:
-        """The results of a task by seed, with the keys of `failed`; one pass over the test images
-        serves all seeds.
-        """
+        """The results of a task by seed; one pass over the test images serves all seeds."""
         task = VTAB[name]
         image = data.training.image
         flip = task.flip and self.config.data.flip
@@ -203,7 +201,7 @@ class Suite:
         ]
 
 
-def failed(error: Exception) -> dict:
+def error_result(error: Exception) -> dict:
     """What is saved for a run that ended with an error."""
     status = "missing" if isinstance(error, task_data.Missing) else "failed"
     nothing = dict.fromkeys(("top1", "num_train", "num_test", "lr", "steps"))
@@ -247,7 +245,7 @@ def run_task(suite: Suite, name: str, seeds: Sequence[int], loading) -> list[dic
     try:
         done = suite.run(name, seeds, loading.result())
     except Exception as error:  # from the data, a device's memory or a library
-        result = failed(error)
+        result = error_result(error)
         is_bug = not isinstance(error, UserError)
         log.warning("task %s: %s", name, result["error"], exc_info=is_bug)
         return [result] * len(seeds)
