@@ -441,7 +441,7 @@ def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tasks=cifar10"], "VTAB has no task 'cifar10': choose of caltech101"),
+        (["--tasks=cifar10"], "VTAB has no task 'cifar10': choose one of caltech101"),
         (["--config.data.crop=inception"], "data.crop=inception is not for VTAB"),
         (["--config.label_smoothing=0.1"], "label_smoothing has no effect in vtab"),
         (["--config.loss=multilabel_xent"], "loss=multilabel_xent is not for vtab"),

@@ -62,13 +62,13 @@ def features_of(
     """The values of the features `names` of all records."""
     features = found.builder.info.features
     if not names:
-        return [{}] * source.num_examples
+        return [{}] * len(source)
     partial = type(features)({name: features[name] for name in names})
     parse = tf.function(partial.deserialize_example, input_signature=[tf.TensorSpec([], tf.string)])
     return [
         {name: value.numpy() for name, value in parse(record).items()}
-        for first in range(0, source.num_examples, CHUNK)
-        for record in source.read(range(first, min(first + CHUNK, source.num_examples)))
+        for first in range(0, len(source), CHUNK)
+        for record in source.read(range(first, min(first + CHUNK, len(source))))
     ]
 
 
@@ -116,8 +116,8 @@ def pixels(name: str, task: Task, found: vtab_source.Found) -> str:
         return image.numpy(), int(label)
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        for first in range(0, source.num_examples, CHUNK):
-            numbers = range(first, min(first + CHUNK, source.num_examples))
+        for first in range(0, len(source), CHUNK):
+            numbers = range(first, min(first + CHUNK, len(source)))
             for image, label in pool.map(one, source.read(numbers), numbers):
                 whole.update(repr((image.shape, label)).encode() + image.tobytes())
     return whole.hexdigest()[:16]

@@ -80,13 +80,9 @@ def example(number: int) -> bytes:
     angle = 2 * math.pi * latents[2] / (ORIENTATIONS - 1)
     line = [latents[axis] / (POSITIONS - 1) for axis in (3, 4)]
     values = (latents[0] + 1, SCALES[latents[1]], angle, *line)
-    features = {"image": shards.of_bytes(buffer.getvalue())}
-    features |= {
-        f"label_{name}": shards.of_int(latent) for name, latent in zip(NAMES, latents, strict=True)
-    }
-    features |= {
-        f"value_{name}": shards.of_float(value) for name, value in zip(NAMES, values, strict=True)
-    }
+    features = {"image": buffer.getvalue()}
+    features |= {f"label_{name}": int(latent) for name, latent in zip(NAMES, latents, strict=True)}
+    features |= {f"value_{name}": float(value) for name, value in zip(NAMES, values, strict=True)}
     return shards.encode(features)
 
 

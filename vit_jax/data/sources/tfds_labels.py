@@ -1,4 +1,4 @@
-"""How an example of a data set gives its image and its label, where that is more than two features."""
+"""The image and the label of a TFDS example, if they are more than two of its features."""
 
 import dataclasses
 import itertools
@@ -13,27 +13,27 @@ MAX_LABELS = 64  # of one example
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """`label(example)` gives an integer scalar from the features `keys`; `names` are those of the
-    classes; `what` tells rules for the same records apart."""
+    """`label(example)` gives an integer scalar from the features `keys`; `names`: of the classes;
+    `what` distinguishes rules for the same records.
+    """
 
     keys: tuple[str, ...]
     label: Callable[[dict], tf.Tensor]
     names: Sequence[str]
     what: str = ""
-    set_size: int = 0  # of a rule that gives several labels, the most of them
+    set_size: int = 0  # the most labels that an example can have, 0 if it has exactly one
 
 
 def bin_of(value, thresholds: Sequence[float]):
-    """The largest k with thresholds[k] < value: a value at a threshold belongs to the bin below it."""
+    """The largest k with thresholds[k] < value; a value at a threshold is in the bin below it."""
     return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
 
 
 def bin_names(unit: str, edges: Sequence[str]) -> list[str]:
     """ "up to A", "A to B", ..., "above Z"."""
     between = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
-    return [
-        f"{text} {unit}".strip() for text in (f"up to {edges[0]}", *between, f"above {edges[-1]}")
-    ]
+    texts = [f"up to {edges[0]}", *between, f"above {edges[-1]}"]
+    return [f"{text} {unit}".strip() for text in texts]
 
 
 def clevr_count(example):
@@ -41,30 +41,29 @@ def clevr_count(example):
 
 
 def clevr_distance(example):
-    """Of the object that is closest to the camera; the third pixel coordinate is depth."""
+    """Bin of the distance of the closest object; the third pixel coordinate is its depth."""
     depth = tf.reduce_min(example["objects"]["pixel_coords"][:, 2])
     return bin_of(depth, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def kitti_distance(example):
-    """Of the closest car, van or truck, by its depth in metres; without any it is 1000."""
+    """Bin of the depth in metres of the closest car, van or truck; 1000 if there is none."""
     is_vehicle = example["objects"]["type"] < 3
     depths = tf.boolean_mask(example["objects"]["location"][:, 2], is_vehicle)
     return bin_of(tf.reduce_min(tf.concat([depths, [1000.0]], axis=0)), (-100.0, 8.0, 20.0, 999.0))
 
 
 def grouped(key: str, classes: int, groups: int) -> Rule:
-    """Every classes / groups neighbouring classes are one, by rounding down in float32."""
+    """Merges every `classes / groups` neighbouring classes, rounding down in float32."""
 
     def label(example):
-        return tf.cast(
-            tf.math.floor(tf.cast(example[key], tf.float32) / (classes / groups)), tf.int32
-        )
+        value = tf.cast(example[key], tf.float32)
+        return tf.cast(tf.math.floor(value / (classes / groups)), tf.int32)
 
     return Rule((key,), label, [f"{key.removeprefix('label_')} {i}" for i in range(groups)])
 
 
-# By the name that `data.tasks` gives.
+# By the label's name in `vtab_tasks`.
 RULES = {
     "clevr_count_all": Rule(("objects",), clevr_count, [f"{n} objects" for n in range(3, 11)]),
     "clevr_closest_object_distance": Rule(
@@ -79,7 +78,7 @@ RULES = {
 
 
 def is_set(feature) -> bool:
-    """Whether a feature holds several classes."""
+    """Whether a feature is a sequence of classes."""
     import tensorflow_datasets as tfds
 
     return isinstance(feature, tfds.features.Sequence) and isinstance(
@@ -88,16 +87,15 @@ def is_set(feature) -> bool:
 
 
 def padded(labels):
-    """int32 [MAX_LABELS], with -1 behind the labels [n]."""
+    """Labels [n] as int32 [MAX_LABELS], padded with -1."""
     count = tf.shape(labels)[0]
-    with tf.control_dependencies(
-        [image_ops.require(count <= MAX_LABELS, "an example has too many labels:", count)]
-    ):
+    few = image_ops.require(count <= MAX_LABELS, "an example has too many labels:", count)
+    with tf.control_dependencies([few]):
         return tf.pad(tf.cast(labels, tf.int32), [[0, MAX_LABELS - count]], constant_values=-1)
 
 
 def of_feature(features, key: str) -> Rule:
-    """The label is a class feature, or the labels are a sequence of them."""
+    """The rule for a class feature, or for a sequence of classes."""
     if is_set(features[key]):
         names = tuple(features[key].feature.names)
         return Rule((key,), lambda example: padded(example[key]), names, set_size=MAX_LABELS)
@@ -105,18 +103,18 @@ def of_feature(features, key: str) -> Rule:
 
 
 def make_parse(features, image_key: str, rule: Rule, scale: int = 1) -> Callable:
-    """f(serialized example, number) -> (encoded image, label int32).
+    """f(serialized example) -> (encoded image, label int32).
 
     Args:
       features: of the TFDS data set.
-      scale: factor of the pixels of a grey image with few levels, as 255 where they are 0 and 1.
+      scale: factor of the pixels of a grey image, such as 255 if they are only 0 and 1.
     """
     import tensorflow_datasets as tfds
 
     decoders = {image_key: tfds.decode.SkipDecoding()}
     partial = type(features)({key: features[key] for key in (image_key, *rule.keys)})
 
-    def parse(record, i):
+    def parse(record):
         example = partial.deserialize_example(record, decoders=decoders)
         image = example[image_key]
         if scale != 1:

@@ -1,10 +1,9 @@
-"""Classification tasks on public data as rows of a table: which data, which parts of it, what
-label. No TensorFlow.
+"""The 19 tasks of VTAB as rows of a table: which data, which parts of it, which label. Needs no
+TensorFlow.
 
-Sources. VTAB (arXiv 1910.04867): splits, counts and label rules are those of
-google-research/task_adaptation, and the 800 + 200 examples of VTAB-1k are slices of the order in
-which TFDS writes a data set. Whether images are mirrored and cropped in training: BiT, arXiv
-1912.11370, supplement F. The others: the pages of their data sets in TFDS's catalog.
+Sources: splits, counts and label rules are those of google-research/task_adaptation (arXiv
+1910.04867); the 800 + 200 examples of VTAB-1k are slices of the order in which TFDS writes a data
+set. Whether training images are flipped and cropped: BiT, arXiv 1912.11370, supplement F.
 """
 
 import dataclasses
@@ -13,13 +12,13 @@ from collections.abc import Mapping
 from vit_jax.errors import UserError
 
 GROUPS = ("natural", "specialized", "structured")
-PREFIX = "vtab:"  # of the name of a VTAB task where any data set may stand
+PREFIX = "vtab:"  # of a VTAB task as data.name
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """`splits`: name -> (TFDS split expression, examples). `label`: a feature, or a rule of
-    `data.labels`.
+    `tfds_labels`.
     """
 
     group: str
@@ -28,12 +27,10 @@ class Task:
     label: str
     num_classes: int
     splits: Mapping[str, tuple[str, int]]
-    crop: bool = True  # training sees random windows
-    flip: bool = True  # training sees mirrored images
-    scale: int = 1  # factor from stored to usual pixels, 0 to 255
-    left_out: int = (
-        0  # examples of train that newer code of TFDS leaves out, behind those of VTAB-1k
-    )
+    crop: bool = True  # random crops in training
+    flip: bool = True  # random flips in training
+    scale: int = 1  # factor from stored pixels to 0 to 255
+    left_out: int = 0  # examples of train, after those of VTAB-1k, that newer TFDS code leaves out
 
 
 def vtab_splits(
@@ -48,8 +45,9 @@ def vtab_splits(
 def carved(
     train: int, trainval: int, total: int = 0, test: tuple = ()
 ) -> dict[str, tuple[str, int]]:
-    """Of TFDS's train: the first `train` examples, validation up to `trainval`, and where there is
-    a `total`, the test split up to that."""
+    """Parts of TFDS's train: the first `train` examples, validation up to `trainval`, and if there
+    is a `total`, the test split up to that.
+    """
     whole = f"train[:{trainval}]" if total else "train"
     return vtab_splits(
         f"train[{train}:{train + 200}]",
@@ -70,7 +68,7 @@ def official(train: int, val: int, test: int) -> dict[str, tuple[str, int]]:
 
 CLEVR = carved(63_000, 70_000, test=("validation", 15_000))  # TFDS's test has no annotations
 DSPRITES = carved(589_824, 663_552, total=737_280)
-# Train and test have other objects; validation is the first half of test.
+# Train and test have different objects; validation is the first half of test.
 SMALLNORB = vtab_splits(
     "test[:200]",
     ("train", 24_300),
@@ -81,6 +79,11 @@ SMALLNORB = vtab_splits(
 
 V2, V3, V4 = ("2.*.*",), ("3.*.*",), ("4.*.*",)
 NATURAL, SPECIALIZED, STRUCTURED = GROUPS
+
+
+def dsprites(label: str, crop: bool = True) -> Task:
+    return Task(STRUCTURED, "dsprites", V2, label, 16, DSPRITES, crop=crop, flip=False, scale=255)
+
 
 VTAB = {
     "caltech101": Task(
@@ -93,7 +96,7 @@ VTAB = {
     "oxford_flowers102": Task(
         NATURAL, "oxford_flowers102", V2, "label", 102, official(1_020, 1_020, 6_149)
     ),
-    # 3.*.*, which VTAB asks for, can't be prepared any more; 4.0.0 mends JPEG files and adds a
+    # 3.*.*, which VTAB uses, can't be prepared any more; 4.0.0 repairs JPEG files and adds a
     # feature.
     "oxford_iiit_pet": Task(
         NATURAL,
@@ -106,7 +109,7 @@ VTAB = {
     "svhn": Task(
         NATURAL, "svhn_cropped", V3, "label", 10, carved(65_931, 73_257, test=("test", 26_032))
     ),
-    # TFDS ignores one file of its own list of train, at place 66,481.
+    # TFDS ignores one file in its own list of train, at position 66,481.
     "sun397": Task(
         NATURAL, "sun397/tfds", V4, "label", 397, official(76_128, 10_875, 21_750), left_out=1
     ),
@@ -143,27 +146,8 @@ VTAB = {
         official(6_347, 423, 711),
         crop=False,
     ),
-    "dsprites_label_x_position": Task(
-        STRUCTURED,
-        "dsprites",
-        V2,
-        "dsprites_label_x_position",
-        16,
-        DSPRITES,
-        crop=False,
-        flip=False,
-        scale=255,
-    ),
-    "dsprites_label_orientation": Task(
-        STRUCTURED,
-        "dsprites",
-        V2,
-        "dsprites_label_orientation",
-        16,
-        DSPRITES,
-        flip=False,
-        scale=255,
-    ),
+    "dsprites_label_x_position": dsprites("dsprites_label_x_position", crop=False),
+    "dsprites_label_orientation": dsprites("dsprites_label_orientation"),
     "smallnorb_label_azimuth": Task(
         STRUCTURED, "smallnorb", V2, "label_azimuth", 18, SMALLNORB, flip=False
     ),
@@ -172,11 +156,7 @@ VTAB = {
 
 
 def vtab(name: str) -> Task:
-    """The task of VTAB with that name, without prefix.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The task of VTAB with that name, without prefix."""
     if name not in VTAB:
-        raise UserError(f"VTAB has no task {name!r}: choose of {', '.join(VTAB)}")
+        raise UserError(f"VTAB has no task {name!r}: choose one of {', '.join(VTAB)}")
     return VTAB[name]
