@@ -532,6 +532,26 @@ def test_a_subset_is_a_source_of_its_own():
     assert catalog.declared(training(name="digits", subset="20%")).num_examples == 215
 
 
+def test_fingerprints_stay_the_same(tmp_path):
+    """Runs save them, and stop if they change."""
+    for name in ("train/owl/0.png", "train/jay/1.JPG", "val/owl/deep/2.png", "a", "b", "c"):
+        path = tmp_path / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert folder.load(str(tmp_path / "folder")).fingerprint == "1adb4fa4ec586f95"
+    shard = {"a.png": b"xx", "a.cls": b"7", "b.png": b"y", "b.cls": b"3"}
+    path = make_tar(tmp_path / "tars/train-0.tar", shard)
+    assert tars.load(path).fingerprint == "20fd1ad9238748dc"
+    rows = [("a.png", "owl", "train"), ("b.png", "jay", "train"), ("c.png", "owl", "val")]
+    found = csv_file.load(write_manifest(tmp_path, rows, ("path", "label", "split")))
+    assert found.fingerprint == "ed4e22861135e581"
+    rows = [("a.png", "owl;jay"), ("b.png", ""), ("c.png", "emu")]
+    found = csv_file.load(write_manifest(tmp_path, rows, ("path", "labels")))
+    assert found.fingerprint == "401c63c9a59e6f13"
+    config = training(name="mixture", mixture=(("digits@train", 1.0), ("digits@val", 1.0)))
+    assert sources.open_training(config.data).fingerprint == "digits+digits"
+
+
 def test_a_mixture_unites_classes_by_name(tmp_path):
     one = make_folder(tmp_path / "one", {"owl": 3, "jay": 2})
     two = make_folder(tmp_path / "two", {"train/emu": 2, "train/owl": 1, "val/emu": 1})

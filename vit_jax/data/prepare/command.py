@@ -157,8 +157,9 @@ def make_shrink(side: int) -> Callable[[bytes], bytes]:
 
 
 def origin_of(name: str, short_side: int, **more) -> dict:
-    how = dict(short_side=short_side, jpeg_quality=QUALITY, chroma="4:2:0") if short_side else {}
-    return dict(source=name, **how, **more)
+    if not short_side:
+        return dict(source=name, **more)
+    return dict(source=name, short_side=short_side, jpeg_quality=QUALITY, chroma="4:2:0", **more)
 
 
 def report(target: writer.Target, found: dict, is_new: bool) -> dict:
@@ -197,7 +198,8 @@ def write(target: writer.Target, parts: dict[str, Source], config, args) -> dict
 def from_tars(config, args) -> dict:
     """Prepares ImageNet-21k from one tar per class."""
     data_dir = storage.absolute(args.out or config.data.data_dir or tfds_source.default_data_dir())
-    name = args.name or ("imagenet21k" if not args.short_side else f"imagenet21k_{args.short_side}")
+    suffix = f"_{args.short_side}" if args.short_side else ""
+    name = args.name or f"imagenet21k{suffix}"
     target = writer.Target(name, data_dir, imagenet21k.ids(), imagenet21k.NUM_CLASSES, {})
     if target.folder.exists():
         return report(target, writer.read_summary(target), is_new=False)
@@ -214,7 +216,8 @@ def default_name(name: str, short_side: int) -> str:
     if kind in ("folder", "tars", "csv"):
         kind = pathlib.Path(where.split("{")[0].split("*")[0]).stem
     kind = re.sub(r"[^a-z0-9]+", "_", kind.lower()).strip("_")
-    kind = kind if kind[:1].isalpha() else f"data_{kind}"
+    if not kind[:1].isalpha():
+        kind = f"data_{kind}"
     return f"{kind}_{short_side or 'copy'}"
 
 

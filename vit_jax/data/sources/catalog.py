@@ -71,8 +71,10 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
     parts = []
     for text, weight in data.mixture:
         name, _, split = text.rpartition("@")
-        is_split = name and "/" not in split
-        parts.append((name, split, weight) if is_split else (text, data.split, weight))
+        if not name or "/" in split:  # the @ is part of the name, or there is none
+            name = text
+            split = data.split
+        parts.append((name, split, weight))
     return parts
 
 
@@ -125,7 +127,8 @@ def data_name(data) -> str:
     """What `config.data` trains on, for messages."""
     if data.name == "mixture":
         return " + ".join(f"{weight:g} {name}" for name, weight in data.mixture)
-    return f"{data.name} {data.split}" + (f", {data.subset} of it" if data.subset else "")
+    name = f"{data.name} {data.split}"
+    return f"{name}, {data.subset} of it" if data.subset else name
 
 
 def found(config, source) -> Facts:

@@ -146,7 +146,7 @@ def load(root: str) -> Listing:
     Without split folders everything is "train", in a fixed shuffled order, for slices such as
     train[:90%].
     """
-    root = storage.absolute(root) if root else root
+    root = root and storage.absolute(root)
     if not root or not storage.is_folder(root):
         raise UserError(
             f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH"

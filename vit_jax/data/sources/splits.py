@@ -12,10 +12,17 @@ from vit_jax.errors import UserError
 _PART = re.compile(r"\s*([\w.-]+)\s*(?:\[\s*(-?\d+%?)?\s*:\s*(-?\d+%?)?\s*\])?\s*")
 
 
+def _count(text: str, size: int) -> int:
+    """How many of `size` examples "10%" or "5000" are."""
+    if text.endswith("%"):
+        return round(float(text[:-1]) * size / 100)
+    return int(text)
+
+
 def _position(text: str | None, size: int, missing: int) -> int:
     if text is None:
         return missing
-    value = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    value = _count(text, size)
     return value + size if value < 0 else value
 
 
@@ -52,8 +59,8 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
 
 
 def amount(text: str, size: int, where: str) -> int:
-    """How many of `size` examples "10%" or "5000" are."""
-    count = round(float(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    """`data.subset`, such as "10%" or "5000", as a number of examples."""
+    count = _count(text, size)
     if not 1 <= count <= size:
         raise UserError(
             f"config key data.subset={text!r} is {count} of the {size} examples of {where}: "

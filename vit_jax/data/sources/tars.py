@@ -315,7 +315,9 @@ def root_of(where: str) -> str:
     if storage.is_folder(where):
         return where
     parent = os.path.dirname(where)
-    return parent if storage.exists(parent) else os.path.dirname(parent.partition("{")[0])
+    if storage.exists(parent):
+        return parent
+    return os.path.dirname(parent.partition("{")[0])
 
 
 def split_of(root: str, path: str, is_class: bool) -> str:
