@@ -48,18 +48,16 @@ def make_step(model, top_k: int, is_multi_label: bool):
     return jax.jit(step)
 
 
-def batches_of(model, listing, count: int, rows: int) -> Iterator[dict]:
+def batches_of(model, listing, rows: int) -> Iterator[dict]:
     """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what
     can't be read.
     """
     from vit_jax.data import pipeline
-    from vit_jax.data.sources import source
 
     crop = dict(crop="central", fraction=model.crop) if model.crop else dict(crop="resize")
     method = model.interpolation if model.interpolation in ("bilinear", "bicubic") else "bilinear"
     how = ml_collections.ConfigDict(crop | dict(method=method))
-    images = source.indexed(listing, np.arange(count))
-    host = pipeline.eval_pipeline(how, images, np.arange(rows), rows, model.image_size[0], "skip")
+    host = pipeline.eval_pipeline(how, listing, np.arange(rows), rows, model.image_size[0], "skip")
     return host.batches()
 
 
@@ -93,7 +91,7 @@ def predict(
     parts, good = [], []
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.replicated(mesh))
-        for batch in batches_of(model, listing, len(found), rows):
+        for batch in batches_of(model, listing, rows):
             image = jax.device_put(batch["image"], sharding.batch_sharding(mesh))
             keep = batch["mask"] > 0
             parts.append([np.asarray(part)[keep] for part in jax.device_get(step(params, image))])

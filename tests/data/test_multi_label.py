@@ -93,7 +93,7 @@ def test_several_labels_are_not_for_softmax_or_frozen_features(listed, tiny, tmp
     arguments = [f"--config={tiny}", f"--config.data.name={listed}", f"--workdir={tmp_path}/run"]
     arguments += ["--config.data.batch_size=8", "--config.evals.val.data.split=train"]
     assert train.main(arguments) == 2
-    assert "have several labels each, of which loss=softmax_xent takes one" in last_error(capsys)
+    assert "have several labels each, but loss=softmax_xent takes one" in last_error(capsys)
     assert (
         train.main([*arguments, "--config.loss=sigmoid_xent", "--config.evals.val.type=knn"]) == 2
     )

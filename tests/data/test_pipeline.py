@@ -2,7 +2,6 @@
 to the devices.
 """
 
-import dataclasses
 import itertools
 import logging
 
@@ -16,7 +15,7 @@ from PIL import Image
 from vit_jax import config as configs
 from vit_jax.data import order, pipeline, to_device
 from vit_jax.data.sources import open as sources
-from vit_jax.data.sources.source import Source
+from vit_jax.data.sources.listing import InMemory, Listing
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
@@ -38,19 +37,17 @@ def eval_config(crop="resize"):
     return config.data
 
 
-def memory_source(pictures: np.ndarray, labels=None) -> Source:
+def memory_source(pictures: np.ndarray, labels=None) -> Listing:
     """PNG files in memory; by default every example is a class of its own."""
-    encoded = [tf.io.encode_png(picture).numpy() for picture in pictures]
     labels = np.arange(len(pictures)) if labels is None else np.asarray(labels)
-    classes = tf.constant(labels, tf.int32)
-    return Source(
-        num_examples=len(pictures),
-        num_classes=int(labels.max()) + 1,
-        class_names=[str(i) for i in range(labels.max() + 1)],
-        read=lambda chosen: [encoded[i] for i in chosen],
-        parse=lambda record, i: (record, tf.gather(classes, i)),
-        describe=lambda i: f"picture {i}",
-        labels=lambda: labels,
+    names = [str(i) for i in range(labels.max() + 1)]
+    return InMemory(
+        [tf.io.encode_png(picture).numpy() for picture in pictures],
+        "picture",
+        labels=labels,
+        splits={},
+        class_names=names,
+        num_classes=len(names),
         fingerprint="pictures",
     )
 
@@ -424,7 +421,7 @@ def test_damage_at_the_end_of_an_evaluation_is_counted_once(photos):
 def test_an_image_that_resizing_would_blow_up_is_damage():
     thin = memory_source(np.zeros((1, 1, 30_000, 3), np.uint8))
     central = eval_config("central")
-    with pytest.raises(UserError, match=r"picture 0 can't be read.*too long and thin"):
+    with pytest.raises(UserError, match=r"picture number 0 can't be read.*too long and thin"):
         list(pipeline.eval_pipeline(central, thin, np.arange(1), 1, 224, "error").batches())
 
 
@@ -442,8 +439,9 @@ def test_the_reason_is_that_of_the_decoder(photos):
 
 @pytest.mark.parametrize("label", [-1, 4])
 def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
-    source = dataclasses.replace(memory_source(noise(4), [0, 1, label, 3]), num_classes=4)
-    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is no class"):
+    source = memory_source(noise(4), [0, 1, label, 3])
+    source.num_classes = 4
+    with pytest.raises(UserError, match=r"picture number 2 can't be read.*the label is no class"):
         train(source, train_config(4))
     for batch in train(source, train_config(4, on_corrupt="skip")):
         np.testing.assert_array_equal(batch["mask"], batch["id"] != 2)
@@ -451,15 +449,16 @@ def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
 
 def test_a_failing_read_names_the_record():
     source = memory_source(noise(4))
+    whole = source.read
 
-    def read(chosen):
-        if 2 in chosen:
+    def read(numbers):
+        if 2 in numbers:
             raise OSError("Input/output error")
-        return source.read(chosen)
+        return whole(numbers)
 
-    broken = dataclasses.replace(source, read=read)
-    with pytest.raises(UserError, match="picture 2 can't be read"):
-        train(broken, train_config(4))
+    source.read = read
+    with pytest.raises(UserError, match="picture number 2 can't be read"):
+        train(source, train_config(4))
 
 
 MESHES = {

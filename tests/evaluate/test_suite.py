@@ -141,8 +141,8 @@ def test_the_rest_of_a_subset_is_what_training_does_not_see(tiny):
     given = ["--config.data.subset=80%", "--config.evals.val.data.rest=True"]
     config = configs.load(tiny, given)
     part, rest = sources.open_training(config.data), sources.open_rest(config.data)
-    assert part.num_examples + rest.num_examples == 1_077 and rest.num_examples == 215
-    names = [{source.describe(i) for i in range(source.num_examples)} for source in (part, rest)]
+    assert len(part) + len(rest) == 1_077 and len(rest) == 215
+    names = [{source.describe(i) for i in range(len(source))} for source in (part, rest)]
     assert not names[0] & names[1] and len(names[0] | names[1]) == 1_077
     share = np.bincount(rest.labels()) / np.bincount(part.labels())
     np.testing.assert_allclose(share, 0.25, atol=0.02)

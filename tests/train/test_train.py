@@ -529,7 +529,7 @@ def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_
         evaluate.main([f"--config={config}:{test_on},train", f"--config.init_from={tmp_path}/run"])
         == 2
     )
-    assert "evals.test has the class 'fox', which the model has not" in last_error(capsys)
+    assert "evals.test has the class 'fox', which the model does not have" in last_error(capsys)
 
 
 def test_evaluate_refuses_what_would_have_no_effect(done, tmp_path, capsys):

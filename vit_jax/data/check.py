@@ -64,7 +64,7 @@ def sample(config, opened: source.Source, use: str) -> dict:
         host = pipeline.train_pipeline(config, opened, np.arange(size), 1)
     else:
         data = config.evals[use.removeprefix("evals.")].data
-        size = min(SHOWN, opened.num_examples)
+        size = min(SHOWN, len(opened))
         host = pipeline.eval_pipeline(
             data, opened, np.arange(size), size, config.image_size, "skip"
         )
@@ -179,7 +179,7 @@ def opened_as(report: dict, data_dir: str, open_it) -> source.Source:
     must_be_reachable(report["name"], data_dir)
     report |= overview(report["name"], data_dir)
     opened = open_it()
-    report |= dict(num_examples=opened.num_examples, num_classes=opened.num_classes)
+    report |= dict(num_examples=len(opened), num_classes=opened.num_classes)
     return opened
 
 
@@ -196,7 +196,7 @@ def open_mixture(report: dict, parts: list[dict], data) -> source.Source:
     if missing := [part["error"] for part in parts if "error" in part]:
         raise UserError(missing[0])
     opened = sources.open_training(data)
-    report |= dict(num_examples=opened.num_examples, num_classes=opened.num_classes)
+    report |= dict(num_examples=len(opened), num_classes=opened.num_classes)
     return opened
 
 

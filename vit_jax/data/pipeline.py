@@ -212,11 +212,11 @@ def eval_pipeline(
     """Every example of a split once, in order."""
     return Pipeline(
         source=source,
-        items=order.eval_items(source.num_examples, batch_size, rows),
+        items=order.eval_items(len(source), batch_size, rows),
         image=images.eval_image(data, image_size),
         size=image_size,
         rows=len(rows),
-        steps=-(-source.num_examples // batch_size),
+        steps=-(-len(source) // batch_size),
         on_corrupt=on_corrupt,
         threads=threads or cores(),
     )

@@ -97,7 +97,7 @@ def open_all(
                 f"of {where[0]} have several: choose other data"
             )
         decoded = functools.partial(batches, cache.batches(host), rows, size)
-        found = Part(key, decoded, examples.num_examples, examples.labels)
+        found = Part(key, decoded, len(examples), examples.labels)
         return parts.setdefault(key, (examples.num_classes, found))
 
     opened = {}

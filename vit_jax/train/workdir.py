@@ -41,6 +41,10 @@ def make(path: str) -> epath.Path:
     return workdir
 
 
+# Keys of earlier versions, with the value that means what is done now.
+REMOVED = {("vtab.generated", False)}
+
+
 def is_fixed(key: str) -> bool:
     """Whether a run can't be continued with another value."""
     return not configs.may_change(key)
@@ -49,7 +53,7 @@ def is_fixed(key: str) -> bool:
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
     now = dict(configs.flatten(config))
-    before = dict(configs.flatten(saved))
+    before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
     keys = {key for key in now.keys() | before.keys() if matters(key)}
     if now["optim.name"] == "adafactor":
         keys.add("model.scan")  # the factors of its moments depend on the layer layout

@@ -92,11 +92,11 @@ def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator
 
     data = config.evals.test.data
     opened = vtab_source.open_part(name, vtab_tasks.vtab(name), found, part)
-    if part == "test" and 0 < config.vtab.max_test_examples < opened.num_examples:
-        opened = source.take(opened, np.arange(config.vtab.max_test_examples))
+    if part == "test" and 0 < config.vtab.max_test_examples < len(opened):
+        opened = source.Subset(opened, np.arange(config.vtab.max_test_examples))
     size = data.batch_size or config.data.batch_size
     rows = sharding.local_rows(mesh, size)
     common = (config.image_size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(data, opened, rows, size, *common)
     batches = to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
-    return opened.num_examples, batches
+    return len(opened), batches

@@ -176,13 +176,15 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
             f"{folder} has no image of a class of ImageNet-21k: give another folder as --from"
         )
     names, spans = index_cache.Strings.of(arrays, "names"), arrays["spans"]
-    listing = Listing(
+    listing = tars.Members(
+        paths,
+        names,
+        of_tar,
+        spans,
         class_names=ids(),
         num_classes=NUM_CLASSES,
         labels=labels,
         splits={"train": known},
-        read=lambda i: storage.read_range(paths[of_tar[i]], *spans[i].tolist()),
-        describe=lambda i: f"{names[i]} in {paths[of_tar[i]]}",
         fingerprint=index_cache.digest(
             "\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans
         ),

@@ -1,51 +1,38 @@
-"""Array_record shards of labelled images: written by many threads, at once or not at all, always
+"""Writes array_record shards of labelled images: with many threads, each shard atomically, always
 the same bytes.
 """
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import datetime
 import json
 import logging
 import os
 import pathlib
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.data.sources.source import Source
 from vit_jax.errors import UserError
 
 log = logging.getLogger("vit_jax.data.prepare")
 
-# Each record can be read alone, as TFDS writes them; compressing images again would take 0.1 ms
-# each, for nothing.
+# Each record can be read alone, as TFDS writes them. Compressing encoded images would take 0.1 ms
+# each and save nothing.
 OPTIONS = "group_size:1,uncompressed"
 ORDER_SEED = 0
 PROGRESS_SECONDS = 5.0
 
 
 class Corrupt(Exception):
-    """An example is no readable image; the message says why."""
+    """An image can't be decoded; the message says why."""
 
 
 class Stopped(Exception):
     """Another shard has failed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """The examples of a split. `read(i)` gives (encoded image, label) or raises Corrupt; many
-    threads call it.
-    """
-
-    count: int
-    read: Callable[[int], tuple[bytes, int]]
-    describe: Callable[[int], str]
-    fingerprint: str
 
 
 def order(count: int) -> np.ndarray:
@@ -53,48 +40,51 @@ def order(count: int) -> np.ndarray:
     return np.random.default_rng(ORDER_SEED).permutation(count)
 
 
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
+def encode(features: Mapping[str, bytes | int | float]) -> bytes:
+    """A serialized tf.train.Example; equal features give equal bytes."""
+    import tensorflow as tf
+
+    example = tf.train.Example()
+    for key, value in features.items():
+        feature = example.features.feature[key]
+        if isinstance(value, bytes):
+            feature.bytes_list.value.append(value)
+        elif isinstance(value, float):
+            feature.float_list.value.append(value)
+        else:
+            feature.int64_list.value.append(value)
+    return example.SerializeToString(deterministic=True)
 
 
-def field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer."""
-    return bytes([number << 3 | 2]) + varint(len(payload)) + payload
+class Reader:
+    """Reads examples to be written.
 
+    Args:
+      transform: encoded image -> the bytes to write; raises Corrupt.
+      skip_corrupt: whether corrupt images are skipped, instead of being an error.
+    """
 
-def of_bytes(value: bytes) -> bytes:
-    """A feature of a tf.train.Example, as `encode` takes it; likewise the next two."""
-    return field(1, field(1, value))
+    def __init__(self, transform: Callable[[bytes], bytes], skip_corrupt: bool):
+        self.transform = transform
+        self.skip_corrupt = skip_corrupt
 
-
-def of_float(value: float) -> bytes:
-    return field(2, field(1, struct.pack("<f", value)))
-
-
-def of_int(value: int) -> bytes:
-    return field(3, field(1, varint(value)))
-
-
-def encode(features: Mapping[str, bytes]) -> bytes:
-    """A tf.train.Example. By hand, as protocol buffers leave the order of a map open."""
-    entries = (
-        field(1, field(1, key.encode()) + field(2, feature)) for key, feature in features.items()
-    )
-    return field(1, b"".join(entries))
-
-
-def refuse_or_skip(examples: Examples, i: int, error: Corrupt, skip_corrupt: bool) -> str:
-    """The name of a corrupt example that is left out, or a UserError with it."""
-    if not skip_corrupt:
-        raise UserError(
-            f"{examples.describe(i)} can't be read as an image ({error}): remove or replace it, or "
-            "leave such images out with --config.data.on_corrupt=skip"
-        )
-    return examples.describe(i)
+    def read(self, source: Source, i: int) -> tuple[bytes, int] | None:
+        """(image, label), or None if the image is corrupt and skipped. Thread-safe."""
+        try:
+            image, label = source.example(i)
+        except OSError as error:
+            raise UserError(
+                f"{source.describe(i)} can't be read ({error.strerror}): check the disk"
+            ) from None
+        try:
+            return self.transform(image), label
+        except Corrupt as error:
+            if self.skip_corrupt:
+                return None
+            raise UserError(
+                f"{source.describe(i)} can't be read as an image ({error}): remove or replace it, "
+                "or skip such images with --config.data.on_corrupt=skip"
+            ) from None
 
 
 def write_json(path: pathlib.Path, value) -> None:
@@ -104,10 +94,12 @@ def write_json(path: pathlib.Path, value) -> None:
 
 
 class Progress:
-    """A line every few seconds, written by whichever worker is there then."""
+    """Logs a line every few seconds, from any of the workers."""
 
     def __init__(self, total: int):
-        self.total, self.done, self.fresh = total, 0, 0
+        self.total = total
+        self.done = 0
+        self.fresh = 0  # written in this run
         self.started = self.shown = time.monotonic()
         self.lock = threading.Lock()
 
@@ -131,10 +123,10 @@ class Progress:
 
 
 def write_records(path: pathlib.Path, records: Iterator[bytes]) -> int:
-    """Writes a shard to `path`, and to the disk, before it returns the number of records.
+    """Writes a shard to `path` and syncs it to the disk; returns the number of records.
 
     Raises:
-      OSError, RuntimeError: the disk is full, or can't be written.
+      OSError, RuntimeError: the disk is full or not writable.
     """
     from array_record.python import array_record_module
 
@@ -157,37 +149,42 @@ def write_records(path: pathlib.Path, records: Iterator[bytes]) -> int:
 def write_shard(
     path: pathlib.Path,
     numbers: np.ndarray,
-    examples: Examples,
-    skip_corrupt: bool,
+    source: Source,
+    reader: Reader,
     progress: Progress,
     stop: threading.Event,
 ) -> dict:
-    """Writes the examples `numbers`, or finds that done: {"examples": count, "skipped": names}.
+    """Writes the examples `numbers` unless the shard exists.
+
+    Returns:
+      {"examples": count, "skipped": names}.
 
     Raises:
-      UserError: one is corrupt, and not to be skipped.
+      UserError: an image is corrupt.
       Stopped: another shard has failed.
     """
-    note, fresh = path.with_name(path.name + ".json"), path.with_name(path.name + ".tmp")
+    summary = path.with_name(path.name + ".json")
+    fresh = path.with_name(path.name + ".tmp")
     if path.exists():
         progress.advance(len(numbers), fresh=False)
-        return json.loads(note.read_text())
+        return json.loads(summary.read_text())
     skipped = []
 
     def records() -> Iterator[bytes]:
         for i in numbers.tolist():
             if stop.is_set():
                 raise Stopped
-            try:
-                image, label = examples.read(i)
-                yield encode(dict(image=of_bytes(image), label=of_int(label)))
-            except Corrupt as error:
-                skipped.append(refuse_or_skip(examples, i, error, skip_corrupt))
+            found = reader.read(source, i)
+            if found is None:
+                skipped.append(source.describe(i))
+            else:
+                image, label = found
+                yield encode(dict(image=image, label=label))
             progress.advance(1)
 
     try:
         result = dict(examples=write_records(fresh, records()), skipped=skipped)
-        write_json(note, result)  # before the shard: one that is there has its note
+        write_json(summary, result)  # first, so that every finished shard has its summary
         fresh.replace(path)
         return result
     except BaseException:
@@ -198,28 +195,26 @@ def write_shard(
 
 
 def write_shards(
-    splits: Mapping[str, Examples],
+    splits: Mapping[str, Source],
     paths: Mapping[str, Sequence[pathlib.Path]],
-    skip_corrupt: bool,
+    reader: Reader,
     workers: int,
 ) -> dict[str, list[dict]]:
-    """Writes the shards that are not there; what `write_shard` says of each, by split.
+    """Writes the shards that do not exist yet; the results of `write_shard`, by split.
 
-    Threads, as Pillow, TensorFlow and the disk work without Python's lock: of the 4 ms that
-    re-encoding a photo of 500 x 375 takes, about 0.2 ms hold it, so some 16 cores are kept busy.
+    Uses threads, for Pillow, TensorFlow and the disk release Python's lock: of the 4 ms that
+    re-encoding a photo of 500 x 375 takes, about 0.2 ms hold it, so about 16 cores are kept busy.
     """
-    progress, stop = (
-        Progress(sum(examples.count for examples in splits.values())),
-        threading.Event(),
-    )
+    progress = Progress(sum(len(source) for source in splits.values()))
+    stop = threading.Event()
     jobs = []
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            for split, examples in splits.items():
-                parts = np.array_split(order(examples.count), len(paths[split]))
+            for split, source in splits.items():
+                parts = np.array_split(order(len(source)), len(paths[split]))
                 for path, part in zip(paths[split], parts, strict=True):
-                    arguments = (path, part, examples, skip_corrupt, progress, stop)
-                    jobs.append((split, pool.submit(write_shard, *arguments)))
+                    job = pool.submit(write_shard, path, part, source, reader, progress, stop)
+                    jobs.append((split, job))
             concurrent.futures.wait(
                 [job for _, job in jobs], return_when=concurrent.futures.FIRST_EXCEPTION
             )

@@ -1,10 +1,9 @@
-"""Writes a data set as TFDS would: DIR/NAME/1.0.0 with array_record shards, a fixed random order,
-metadata last.
+"""Writes a data set as TFDS would: DIR/NAME/1.0.0 with array_record shards, in a fixed random
+order, and metadata.
 
-All is written to DIR/NAME/.1.0.0.preparing, which gets its real name at the end: a data set that is
-not whole is not there for readers. A shard is written under a temporary name and renamed; the same
-command leaves out those that are done, and ends with the same bytes, whatever the number of
-workers.
+Everything is written to DIR/NAME/.1.0.0.preparing, which is renamed at the end, so that readers
+never see an incomplete data set. A shard is written under a temporary name and renamed; the same
+command skips finished shards and gives the same bytes, for any number of workers.
 """
 
 import contextlib
@@ -19,34 +18,31 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax.data.prepare.shards import (
     ORDER_SEED,
-    Corrupt,
-    Examples,
+    Reader,
     order,
-    refuse_or_skip,
     write_json,
     write_shards,
 )
+from vit_jax.data.sources.source import Source
 from vit_jax.errors import NegativeResult, UserError, one_line, storage_problem
 
 log = logging.getLogger("vit_jax.data.prepare")
 
 VERSION = "1.0.0"
 SHARD_BYTES = 512 << 20
-# A smaller data set gets more shards than its size needs, so that many workers have some: up to 64,
-# of 16 MiB or more.
-MANY_SHARDS, MIN_SHARD_BYTES = 64, 16 << 20
+# A smaller data set gets up to 64 shards of at least 16 MiB, so that many workers can share it.
+MANY_SHARDS = 64
+MIN_SHARD_BYTES = 16 << 20
 SAMPLE = 64  # examples from which the size of the data set is estimated
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The data set to write. `origin`, what it is made of and how, is plain JSON and kept beside
-    the shards.
-    """
+    """The data set to write. `origin`: what it is made from and how, JSON that is saved with it."""
 
     name: str
     data_dir: str
-    class_names: Sequence[str]  # () where classes have only numbers
+    class_names: Sequence[str]  # () if classes have only numbers
     num_classes: int
     origin: dict
 
@@ -67,67 +63,58 @@ def shard_paths(folder: pathlib.Path, name: str, split: str, count: int) -> list
     return [folder / f"{name}-{split}.array_record-{i:05}-of-{count:05}" for i in range(count)]
 
 
-def number_of_shards(examples: Examples, skip_corrupt: bool) -> int:
-    """By the size of a sample, so the same for all workers."""
-    sample = order(examples.count)[:SAMPLE].tolist()
-    size = 0
-    for i in sample:
-        try:
-            size += len(examples.read(i)[0])
-        except Corrupt as error:
-            refuse_or_skip(examples, i, error, skip_corrupt)
-    total = size / len(sample) * examples.count
-    wanted = max(-(-total // SHARD_BYTES), min(MANY_SHARDS, total // MIN_SHARD_BYTES))
-    return int(min(max(wanted, 1), examples.count))
+def number_of_shards(source: Source, reader: Reader) -> int:
+    """By the size of a sample, so it does not depend on the number of workers."""
+    sample = order(len(source))[:SAMPLE].tolist()
+    examples = [reader.read(source, i) for i in sample]
+    size = sum(len(example[0]) for example in examples if example)
+    total = size / len(sample) * len(source)
+    shards = max(-(-total // SHARD_BYTES), min(MANY_SHARDS, total // MIN_SHARD_BYTES))
+    return int(min(max(shards, 1), len(source)))
 
 
-def inputs_of(target: Target, splits: Mapping[str, Examples]) -> dict:
-    """All that the bytes of the data set depend on; the order is that of `ORDER_SEED`."""
-    sources = {split: [examples.count, examples.fingerprint] for split, examples in splits.items()}
+def inputs_of(target: Target, splits: Mapping[str, Source]) -> dict:
+    """Everything that the bytes of the data set depend on."""
+    sources = {split: [len(source), source.fingerprint] for split, source in splits.items()}
     return dict(origin=target.origin, splits=sources, order_seed=ORDER_SEED)
 
 
-def plan(target: Target, splits: Mapping[str, Examples], skip_corrupt: bool) -> dict[str, int]:
-    """The number of shards by split; that of an earlier attempt, if there is one.
-
-    Raises:
-      UserError: the earlier attempt was made of something else.
-    """
-    path, inputs = target.staging / "plan.json", inputs_of(target, splits)
+def plan(target: Target, splits: Mapping[str, Source], reader: Reader) -> dict[str, int]:
+    """The number of shards by split; that of an earlier attempt, if there is one."""
+    path = target.staging / "plan.json"
+    inputs = inputs_of(target, splits)
     if path.exists():
         found = json.loads(path.read_text())
         if found["inputs"] != inputs:
             raise UserError(
-                f"{target.staging} holds an unfinished data set made of other data or settings: "
+                f"{target.staging} is an unfinished data set made from other data or settings: "
                 "run its command again, choose another --name, or delete the folder"
             )
         log.info("continuing in %s", target.staging)
         return found["shards"]
-    shards = {split: number_of_shards(examples, skip_corrupt) for split, examples in splits.items()}
+    shards = {split: number_of_shards(source, reader) for split, source in splits.items()}
     write_json(path, dict(inputs=inputs, shards=shards))
     return shards
 
 
 def dataset_info(target: Target, results: Mapping[str, list[dict]]):
-    """What TFDS needs to know."""
+    """The metadata for TFDS."""
     import tensorflow_datasets as tfds
 
+    if target.class_names:
+        label = tfds.features.ClassLabel(names=list(target.class_names))
+    else:
+        label = tfds.features.ClassLabel(num_classes=target.num_classes)
+    features = dict(image=tfds.features.Image(shape=(None, None, 3)), label=label)
     folder = os.fspath(target.staging)
-    named = (
-        dict(names=list(target.class_names))
-        if target.class_names
-        else dict(num_classes=target.num_classes)
-    )
-    features = dict(
-        image=tfds.features.Image(shape=(None, None, 3)), label=tfds.features.ClassLabel(**named)
-    )
+    origin = json.dumps(target.origin)[:1000]
     info = tfds.core.DatasetInfo(
         builder=tfds.core.dataset_info.DatasetIdentity(
             name=target.name, version=tfds.core.Version(VERSION), data_dir=folder, module_name=""
         ),
         features=tfds.features.FeaturesDict(features),
         supervised_keys=("image", "label"),
-        description=f"Written by python -m vit_jax.data prepare; see prepared.json. {json.dumps(target.origin)[:1000]}",
+        description=f"Written by python -m vit_jax.data prepare; see prepared.json. {origin}",
     )
     info.set_file_format("array_record")
     info.set_splits(split_dict(target.staging, target.name, results))
@@ -135,7 +122,7 @@ def dataset_info(target: Target, results: Mapping[str, list[dict]]):
 
 
 def split_dict(folder: pathlib.Path, name: str, results: Mapping[str, list[dict]]):
-    """What TFDS needs to know of the shards in a folder; `results`: split -> {"examples": count} by
+    """The metadata of the shards in a folder for TFDS; `results`: split -> {"examples": count} by
     shard.
     """
     import tensorflow_datasets as tfds
@@ -158,73 +145,67 @@ def split_dict(folder: pathlib.Path, name: str, results: Mapping[str, list[dict]
     return tfds.core.SplitDict(splits)
 
 
-def finish(
-    target: Target, splits: Mapping[str, Examples], results: Mapping[str, list[dict]]
-) -> dict:
-    """Writes the metadata, and gives the folder its name. Returns what prepared.json says.
-
-    Raises:
-      NegativeResult: every image of a split is corrupt.
-    """
+def finish(target: Target, splits: Mapping[str, Source], results: Mapping[str, list[dict]]) -> dict:
+    """Writes the metadata and renames the folder. Returns the content of prepared.json."""
     counts = {split: sum(part["examples"] for part in parts) for split, parts in results.items()}
-    if empty := [split for split, count in counts.items() if not count]:
-        raise NegativeResult(f"not one image of {empty[0]} can be read: look at the data")
+    for split, count in counts.items():
+        if not count:
+            raise NegativeResult(f"no image of {split} can be read: check the data")
     skipped = [name for parts in results.values() for part in parts for name in part["skipped"]]
     summary = dict(inputs=inputs_of(target, splits), examples=counts, skipped=skipped)
     write_json(target.staging / "prepared.json", summary)
     dataset_info(target, results).write_to_directory(target.staging)
-    for path in [
-        *target.staging.glob("*array_record*.json"),
-        target.staging / "plan.json",
-        target.staging / "lock",
-    ]:
+    temporary = [*target.staging.glob("*array_record*.json")]
+    for path in [*temporary, target.staging / "plan.json", target.staging / "lock"]:
         path.unlink(missing_ok=True)
     target.staging.rename(target.folder)
     return summary
 
 
-def check(target: Target, splits: Mapping[str, Examples]) -> None:
-    """Raises UserError for what TFDS could not read."""
+def check(target: Target, splits: Mapping[str, Source]) -> None:
+    """Raises UserError for names that TFDS could not read."""
     if "://" in target.data_dir:
         raise UserError(
-            f"{target.data_dir} is no local folder: prepare on a local disk, then copy the folder "
-            "there"
+            f"{target.data_dir} is not a local folder: prepare on a local disk, then copy the "
+            "folder there"
         )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", target.name):
         raise UserError(
             f"--name={target.name!r} must be lower-case letters, digits and _: choose another"
         )
-    if bad := [split for split in splits if not re.fullmatch(r"[A-Za-z0-9_]+", split)]:
-        raise UserError(
-            f"split {bad[0]!r} can't be named so by TFDS: rename it in letters, digits and _"
-        )
-    if bad := [
-        name for name in target.class_names if name != name.strip() or not name or "\n" in name
-    ]:
-        raise UserError(
-            f"class {bad[0]!r} has white space at its ends or is empty, which TFDS loses: rename it"
-        )
+    for split in splits:
+        if not re.fullmatch(r"[A-Za-z0-9_]+", split):
+            raise UserError(
+                f"split {split!r} is not a name that TFDS allows: rename it to letters, digits and "
+                "_"
+            )
+    for name in target.class_names:
+        if name != name.strip() or not name or "\n" in name:
+            raise UserError(
+                f"class {name!r} is empty, has white space at its ends or several lines, which "
+                "TFDS does not preserve: rename it"
+            )
 
 
 @contextlib.contextmanager
 def locked(target: Target):
-    """One process writes at a time."""
+    """Lets only one process write at a time."""
     try:
         target.staging.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # as below /proc
+    except FileNotFoundError as error:  # such as below /proc
         raise UserError(
-            f"{target.staging} can't be made ({error.strerror}): choose another --out"
+            f"{target.staging} can't be created ({error.strerror}): choose another --out"
         ) from None
     with (target.staging / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another process is writing {target.staging}: wait for it, or end it"
+                f"another process is writing {target.staging}: wait for it, or stop it"
             ) from None
         except OSError as error:
             log.warning(
-                "%s can't be locked (%s): start no second process there",
+                "%s can't be locked (%s): do not start a second process there",
                 target.staging,
                 one_line(error),
             )
@@ -232,53 +213,48 @@ def locked(target: Target):
 
 
 def read_summary(target: Target) -> dict:
-    """What prepared.json of the finished data set says.
-
-    Raises:
-      UserError: there is none, so it is not ours.
-    """
+    """The content of prepared.json of the finished data set."""
     path = target.folder / "prepared.json"
     if not path.exists():
         raise UserError(
-            f"{target.folder} exists, and is not written by prepare: choose another --name, or "
+            f"{target.folder} exists, but was not written by prepare: choose another --name, or "
             "delete it"
         )
     return json.loads(path.read_text())
 
 
-def already(target: Target, splits: Mapping[str, Examples]) -> dict:
-    """Like `read_summary`; a data set that was made of something else is a UserError."""
+def already(target: Target, splits: Mapping[str, Source]) -> dict:
+    """Like `read_summary`; UserError if the data set was made from other data or settings."""
     found = read_summary(target)
     if found["inputs"] != inputs_of(target, splits):
         raise UserError(
-            f"{target.folder} exists, and was made of other data or settings: choose another "
+            f"{target.folder} exists, but was made from other data or settings: choose another "
             "--name, or delete it"
         )
     return found
 
 
 def write(
-    target: Target, splits: Mapping[str, Examples], skip_corrupt: bool, workers: int
+    target: Target, splits: Mapping[str, Source], reader: Reader, workers: int
 ) -> tuple[bool, dict]:
-    """Writes a data set, or continues it: (whether there was something to do, what prepared.json
-    says).
+    """Writes a data set, or continues it.
 
-    Raises:
-      UserError: an image is corrupt; the disk is full or can't be written; other data lie there.
+    Returns:
+      whether anything was written, content of prepared.json.
     """
     check(target, splits)
     try:
         if target.folder.exists():
             return False, already(target, splits)
         with locked(target):
-            shards = plan(target, splits, skip_corrupt)
+            shards = plan(target, splits, reader)
             paths = {split: target.shards(split, count) for split, count in shards.items()}
-            results = write_shards(splits, paths, skip_corrupt, workers)
+            results = write_shards(splits, paths, reader, workers)
             return True, finish(target, splits, results)
     except (OSError, RuntimeError) as error:
         if (problem := storage_problem(error)) is None:
             raise
         raise UserError(
-            f"{problem} while writing below {target.data_dir}: mend it and run the same command "
+            f"{problem} while writing below {target.data_dir}: fix it and run the same command "
             "again, which continues, or choose another folder"
         ) from error

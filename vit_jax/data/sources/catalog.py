@@ -1,4 +1,4 @@
-"""What is known of public data sets without reading them, for recipes and dry runs. Needs no
+"""Facts about data sets without reading their records, for recipes and dry runs. Needs no
 TensorFlow.
 """
 
@@ -22,8 +22,8 @@ class Entry:
 
 # Counts: the data sets' own pages (TFDS catalog). ImageNet-21k: fall 2011 release with the
 # 21,843-way label space of the published heads. jft300m: arXiv 2010.11929 section 4.1 (303M images)
-# with the 18,291 classes of arXiv 1707.02968; JFT is not public, its entry lets the paper's recipes
-# be planned and priced.
+# with the 18,291 classes of arXiv 1707.02968; JFT is not public, its entry is for planning the
+# paper's recipes.
 CATALOG = {
     "imagenet2012": Entry(1_000, {"train": 1_281_167, "validation": 50_000}, "validation"),
     "imagenet21k": Entry(21_843, {"train": 14_197_122}, "train"),
@@ -43,7 +43,7 @@ CATALOG = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the model and the schedule need to know of the training data."""
+    """What the model and the schedule need to know about the training data."""
 
     num_examples: int
     num_classes: int
@@ -51,16 +51,12 @@ class Facts:
     set_size: int = 0  # labels of an example at most, if it may have several; else 0
 
 
-# What stands before the colon in the name of a data set of image files -> how they are listed.
+# Prefix of data.name, before the colon -> how image files are listed.
 LISTED = {"folder": folder.load, "tars": tars.load, "csv": csv_file.load}
 
 
 def listing(name: str) -> Listing | None:
-    """The listing of a data set of image files, or None for one that TFDS prepares.
-
-    Raises:
-      UserError: the files are not there, or not as they must be.
-    """
+    """The listing of a data set of image files, or None for one that TFDS prepares."""
     kind, _, where = name.partition(":")
     if name == "digits":
         from vit_jax.data.sources import digits  # scikit-learn takes a second to import
@@ -76,54 +72,50 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
     parts = []
     for text, weight in data.mixture:
         name, _, split = text.rpartition("@")
-        is_split = name and "/" not in split
-        parts.append((name, split, weight) if is_split else (text, data.split, weight))
+        if not name or "/" in split:  # the @ is part of the name, or there is none
+            name = text
+            split = data.split
+        parts.append((name, split, weight))
     return parts
 
 
 def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
-    """(examples, classes, class names) without opening a prepared data set; 0 where it is not
-    known.
-    """
+    """(examples, classes, class names) without opening a prepared data set; 0 if not known."""
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return task.splits.get(split, ("", 0))[1], task.num_classes, ()
     if name in CATALOG:
         parts = {split: np.arange(count) for split, count in CATALOG[name].examples.items()}
         return len(splits.select(split, parts, name)), CATALOG[name].num_classes, ()
-    if (found := listing(name)) is None:
+    opened = listing(name)
+    if opened is None:
         return 0, 0, ()
-    return (
-        len(splits.select(split, found.splits, name)),
-        found.num_classes,
-        tuple(found.class_names),
-    )
+    examples = len(splits.select(split, opened.splits, name))
+    return examples, opened.num_classes, tuple(opened.class_names)
+
+
+def size_of_mixture(data) -> tuple[int, int, tuple[str, ...]]:
+    """The same for `data.mixture`: classes are united by name if all parts have names."""
+    parts = [size_of(name, split) for name, split, _ in mixture_parts(data)]
+    sizes = [size for size, *_ in parts]
+    examples = sum(sizes) if all(sizes) else 0
+    names = ()
+    if all(own for *_, own in parts):
+        names = tuple(dict.fromkeys(name for *_, own in parts for name in own))
+    return examples, len(names) or max(classes for _, classes, _ in parts), names
 
 
 def declared(config) -> Facts:
-    """Facts without reading a record: from the config, else from the catalog, else from a listing.
-
-    Raises:
-      UserError: none of them knows.
-    """
+    """Facts without reading a record: from the config, else the catalog, else a listing."""
     data = config.data
     if data.name == "mixture":
-        sizes = [size_of(name, split) for name, split, _ in mixture_parts(data)]
-        examples = sum(size for size, *_ in sizes) if all(size for size, *_ in sizes) else 0
-        names = (
-            tuple(dict.fromkeys(name for *_, own in sizes for name in own))
-            if all(own for *_, own in sizes)
-            else ()
-        )
-        classes = len(names) or max(size[1] for size in sizes)
+        examples, classes, names = size_of_mixture(data)
     else:
         examples, classes, names = size_of(data.name, data.split)
-        examples = (
-            splits.amount(data.subset, examples, data.name)
-            if data.subset and examples
-            else examples
-        )
-    examples, classes = data.num_examples or examples, config.model.num_classes or classes
+        if data.subset and examples:
+            examples = splits.amount(data.subset, examples, data.name)
+    examples = data.num_examples or examples
+    classes = config.model.num_classes or classes
     if not examples or not classes:
         raise UserError(
             f"the number of examples and classes of {data_name(data)} is not known without the "
@@ -136,24 +128,19 @@ def data_name(data) -> str:
     """What `config.data` trains on, for messages."""
     if data.name == "mixture":
         return " + ".join(f"{weight:g} {name}" for name, weight in data.mixture)
-    return f"{data.name} {data.split}" + (f", {data.subset} of it" if data.subset else "")
+    name = f"{data.name} {data.split}"
+    return f"{name}, {data.subset} of it" if data.subset else name
 
 
 def found(config, source) -> Facts:
-    """Facts of an opened source, compared with what the config says.
-
-    Raises:
-      UserError: they disagree.
-    """
-    name, examples, classes = (
-        data_name(config.data),
-        config.data.num_examples,
-        config.model.num_classes,
-    )
-    if examples not in (0, source.num_examples):
+    """Facts of an opened source, compared with what the config says."""
+    name = data_name(config.data)
+    examples = config.data.num_examples
+    classes = config.model.num_classes
+    if examples not in (0, len(source)):
         raise UserError(
-            f"config key data.num_examples={examples}, but {name} has {source.num_examples}: "
-            "correct it, or set it to 0"
+            f"config key data.num_examples={examples}, but {name} has {len(source)}: correct it, "
+            "or set it to 0"
         )
     if classes and classes < source.num_classes:
         raise UserError(
@@ -162,11 +149,11 @@ def found(config, source) -> Facts:
         )
     if source.set_size and config.loss == "softmax_xent":
         raise UserError(
-            f"images of {name} have several labels each, of which loss=softmax_xent takes one: set "
+            f"images of {name} have several labels each, but loss=softmax_xent takes one: set "
             "sigmoid_xent"
         )
     return Facts(
-        source.num_examples,
+        len(source),
         classes or source.num_classes,
         tuple(source.class_names),
         source.set_size,

@@ -1,8 +1,8 @@
-"""A CSV manifest as a data set: one line per image with its path and its label, and its split if
-there are some.
+"""A CSV file as a data set: one line per image with its path, its label and, if there are splits,
+its split.
 
-With a column `labels` in the place of `label` an image has any number of labels, with semicolons
-between them.
+With a column `labels` instead of `label` an image has any number of labels, separated by
+semicolons.
 """
 
 import csv
@@ -12,44 +12,42 @@ import os
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.listing import Listing, clean_label, distinct, number_classes
+from vit_jax.data.sources.listing import Files, Listing, clean_label, distinct, number_classes
 from vit_jax.errors import UserError, one_line
 
 PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"
 
 
 def rows(where: str) -> list[dict[str, str]]:
-    """The lines of a manifest.
-
-    Raises:
-      UserError: a column or a value is missing, or a label is too long.
-    """
+    """The lines of a CSV file, each with the list of its labels as `labels`."""
     try:
         reader = csv.DictReader(io.StringIO(storage.read(where).decode("utf-8-sig"), newline=""))
-        columns, found = reader.fieldnames or [], list(reader)
+        columns = reader.fieldnames or []
+        found = list(reader)
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(
-            f"manifest {where} is no CSV file in UTF-8 ({one_line(error)}): correct it"
+            f"{where} is not a CSV file in UTF-8 ({one_line(error)}): correct it"
         ) from None
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
     for column in (PATH, kind):
         if column not in columns:
             raise UserError(
-                f"manifest {where} has no column {column!r}, it has "
+                f"CSV file {where} has no column {column!r}, it has "
                 f"{', '.join(map(repr, columns)) or 'no line'}: its first line must name the "
                 f"columns {PATH}, {LABEL} (or {LABELS}) and, if there are splits, {SPLIT}"
             )
+    required = [column for column in (PATH, LABEL, SPLIT) if column in columns]
     for number, row in enumerate(found, 2):
-        if missing := [
-            column for column in (PATH, LABEL, SPLIT) if column in columns and not row[column]
-        ]:
-            raise UserError(f"line {number} of manifest {where} has no {missing[0]}: add it")
-        texts = (row[kind] or "").split(";") if kind == LABELS else [row[kind]]
+        line = f"line {number} of CSV file {where}"
+        missing = [column for column in required if not row[column]]
+        if missing:
+            raise UserError(f"{line} has no {missing[0]}: add it")
+        texts = [row[LABEL]] if kind == LABEL else (row[LABELS] or "").split(";")
         texts = [text for text in texts if text.strip() or kind == LABEL]
-        row[LABELS] = [clean_label(text, f"line {number} of manifest {where}") for text in texts]
+        row[LABELS] = [clean_label(text, line) for text in texts]
     if not found:
         raise UserError(
-            f"manifest {where} lists no images: add a line for each, below the names of the columns"
+            f"CSV file {where} lists no images: add a line for each, below the names of the columns"
         )
     return found
 
@@ -63,25 +61,23 @@ def check(where: str, paths: list[str], root: str) -> None:
         file = os.path.normpath(os.path.join(root, path))
         if file in first:
             raise UserError(
-                f"manifest {where} lists {path} twice, in lines {first[file]} and {number}: remove "
+                f"CSV file {where} lists {path} twice, in lines {first[file]} and {number}: remove "
                 "one"
             )
         first[file] = number
-    missing = [
-        number
-        for number, path in enumerate(paths, 2)
-        if not storage.exists(os.path.join(root, path))
-    ]
+    lines = enumerate(paths, 2)
+    missing = [line for line in lines if not storage.exists(os.path.join(root, line[1]))]
     if missing:
+        number, path = missing[0]
         raise UserError(
-            f"{len(missing)} of the {len(paths)} images in manifest {where} do not exist, the "
-            f"first is {paths[missing[0] - 2]} in line {missing[0]}: correct the paths, which are "
-            "relative to the manifest's folder"
+            f"{len(missing)} of the {len(paths)} images in CSV file {where} do not exist, the "
+            f"first is {path} in line {number}: correct the paths, which are relative to the "
+            "folder of the CSV file"
         )
     for number, path in enumerate(paths, 2):
         if storage.is_folder(os.path.join(root, path)):
             raise UserError(
-                f"line {number} of manifest {where} names the folder {path}: name an image file"
+                f"line {number} of CSV file {where} names the folder {path}: name an image file"
             )
 
 
@@ -89,26 +85,28 @@ def scan(where: str) -> dict[str, np.ndarray]:
     found = rows(where)
     paths = [row[PATH] for row in found]
     check(where, paths, os.path.dirname(where))
+    labels = [text for row in found for text in row[LABELS]]
+    counts = [-1 if LABEL in row else len(row[LABELS]) for row in found]
+    splits = [row.get(SPLIT) or "train" for row in found]
     return dict(
         stamp=np.asarray(storage.stamp(where)),
+        counts=np.asarray(counts, np.int64),
         **index_cache.Strings.pack(paths).arrays("paths"),
-        **index_cache.Strings.pack([text for row in found for text in row[LABELS]]).arrays(
-            "labels"
-        ),
-        counts=np.asarray([-1 if LABEL in row else len(row[LABELS]) for row in found], np.int64),
-        **index_cache.Strings.pack([row.get(SPLIT) or "train" for row in found]).arrays("splits"),
+        **index_cache.Strings.pack(labels).arrays("labels"),
+        **index_cache.Strings.pack(splits).arrays("splits"),
     )
 
 
 def numbered(counts: np.ndarray, texts, splits: dict[str, np.ndarray], where: str):
-    """Like `number_classes`; where images have `counts` labels each, the labels are int32 [images,
-    most of them], -1 behind the last one. `counts` of -1 stand for the only label."""
+    """Like `number_classes` for images with `counts` labels each: the labels are int32 [images,
+    largest count], padded with -1. A count of -1 means that each image has exactly one label.
+    """
     if (counts < 0).all():
         return number_classes(texts, splits, where)
     if not counts.any():
         raise UserError(
-            f"manifest {where} has no label in its column {LABELS}: add some, with semicolons "
-            "between them"
+            f"CSV file {where} has no label in its column {LABELS}: add some, separated by "
+            "semicolons"
         )
     owner = np.repeat(np.arange(len(counts)), counts)
     parts = {name: np.flatnonzero(np.isin(owner, numbers)) for name, numbers in splits.items()}
@@ -119,44 +117,31 @@ def numbered(counts: np.ndarray, texts, splits: dict[str, np.ndarray], where: st
 
 
 def load(where: str) -> Listing:
-    """Lists a manifest.
-
-    Raises:
-      UserError: it is no file, lacks a column or a value, or names an image twice or one that is no
-        file.
-    """
+    """Lists the images of a CSV file."""
     where = storage.absolute(where)
-    storage.must_exist(where, "manifest", "correct data.name=csv:PATH")
+    storage.must_exist(where, "CSV file", "correct data.name=csv:PATH")
     if storage.is_folder(where):
-        raise UserError(f"manifest {where} is a folder: give the CSV file as data.name=csv:PATH")
-    arrays = index_cache.cached(
-        "csv",
-        where,
-        lambda: scan(where),
-        lambda arrays: tuple(arrays["stamp"]) == storage.stamp(where),
-    )
-    paths, texts = index_cache.Strings.of(arrays, "paths"), index_cache.Strings.of(arrays, "labels")
+        raise UserError(f"{where} is a folder: give the CSV file as data.name=csv:PATH")
+
+    def is_current(arrays) -> bool:
+        return tuple(arrays["stamp"]) == storage.stamp(where)
+
+    arrays = index_cache.cached("csv", where, lambda: scan(where), is_current)
+    paths = index_cache.Strings.of(arrays, "paths")
+    texts = index_cache.Strings.of(arrays, "labels")
     names, split = distinct(index_cache.Strings.of(arrays, "splits"))
     splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
     labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
+    content = [paths.bytes, paths.ends, texts.bytes, texts.ends]
+    content.append("\n".join(names[i] for i in split.tolist()))
+    if labels.ndim == 2:
+        content.append(arrays["counts"])
     root = os.path.dirname(where)
-
-    def path(i: int) -> str:
-        return os.path.join(root, paths[i])
-
-    return Listing(
-        class_names=class_names,
-        num_classes=num_classes,
+    return Files(
+        lambda i: os.path.join(root, paths[i]),
         labels=labels,
         splits=splits,
-        read=lambda i: storage.read(path(i)),
-        describe=lambda i: index_cache.printable(path(i)),
-        fingerprint=index_cache.digest(
-            paths.bytes,
-            paths.ends,
-            texts.bytes,
-            texts.ends,
-            "\n".join(names[i] for i in split.tolist()),
-            *([arrays["counts"]] if labels.ndim == 2 else []),
-        ),
+        class_names=class_names,
+        num_classes=num_classes,
+        fingerprint=index_cache.digest(*content),
     )

@@ -1,5 +1,5 @@
-"""The data set that needs no network: scikit-learn's 1,797 scanned digits (8 x 8, ten classes) with
-a fixed split.
+"""The data set that needs no network: scikit-learn's 1,797 scanned digits (8 x 8 pixels, ten
+classes) with a fixed split.
 """
 
 import io
@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from vit_jax.data.sources.listing import Listing
+from vit_jax.data.sources.listing import InMemory, Listing
 
 NAMES = tuple(str(digit) for digit in range(10))
 
@@ -29,13 +29,12 @@ def load(_: str = "") -> Listing:
         np.arange(len(labels)), test_size=360, random_state=0, stratify=labels
     )
     train, val = train_test_split(rest, test_size=360, random_state=0, stratify=labels[rest])
-    files = [png(image) for image in images]
-    return Listing(
-        class_names=NAMES,
-        num_classes=len(NAMES),
+    return InMemory(
+        [png(image) for image in images],
+        "digits",
         labels=labels,
         splits={"train": train, "val": val, "test": test},
-        read=files.__getitem__,
-        describe=lambda i: f"digits number {i}",
+        class_names=NAMES,
+        num_classes=len(NAMES),
         fingerprint="digits",
     )

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.listing import SUFFIXES, Listing
+from vit_jax.data.sources import storage
+from vit_jax.data.sources.listing import SUFFIXES, Files, Listing
 from vit_jax.errors import UserError
 
 
 def load(given: Sequence[str]) -> tuple[list[str], Listing]:
-    """(paths, their listing): files as they are given, folders with all images below them, sorted.
-
-    Raises:
-      UserError: one does not exist, or there is no image at all.
-    """
+    """(paths, their listing): files as given, and all images below the given folders, sorted."""
     paths = []
     for path in given:
         storage.must_exist(path, "image or folder", "correct the path")
@@ -23,20 +19,17 @@ def load(given: Sequence[str]) -> tuple[list[str], Listing]:
             paths.append(path)
             continue
         for folder, _, names in storage.walk(storage.absolute(path)):
-            paths += [
-                os.path.join(folder, name) for name in names if name.lower().endswith(SUFFIXES)
-            ]
+            images = [name for name in names if name.lower().endswith(SUFFIXES)]
+            paths += [os.path.join(folder, name) for name in images]
     if not paths:
         raise UserError(
             f"{', '.join(given)} has no images ({', '.join(SUFFIXES)}): give another folder"
         )
-    everything = np.arange(len(paths))
-    return paths, Listing(
+    return paths, Files(
+        paths.__getitem__,
+        labels=np.zeros(len(paths), np.int32),
+        splits={"all": np.arange(len(paths))},
         class_names=(),
         num_classes=1,
-        labels=np.zeros(len(paths), np.int32),
-        splits={"all": everything},
-        read=lambda i: storage.read(paths[i]),
-        describe=lambda i: index_cache.printable(paths[i]),
         fingerprint="",
     )

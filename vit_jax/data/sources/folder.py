@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.listing import SUFFIXES, Listing
+from vit_jax.data.sources.listing import SUFFIXES, Files, Listing
 from vit_jax.errors import UserError
 
 SPLITS = {
@@ -15,16 +15,19 @@ SPLITS = {
     "val": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-MIXING_SEED = 0  # of the fixed order in which a folder without split folders is sliced
+SHUFFLE_SEED = 0  # of the fixed order of a folder without split folders
 
 
 def scan(root: str) -> dict[str, np.ndarray]:
-    """All folders below `root` (relative, sorted, "" first), when they changed, and the images in
-    each of them.
+    """All folders below `root` (relative, sorted, "" first), the times of their last changes, and
+    the images in each of them.
     """
+    if storage.is_local(root):
+        walked = storage.walk_local(root)
+    else:
+        walked = ((path, 0, below, names) for path, below, names in storage.walk(root))
     folders, changed, counts, images = [], [], [], []
-    remote = ((path, 0, below, names) for path, below, names in storage.walk(root))
-    for path, time, _, names in storage.walk_local(root) if storage.is_local(root) else remote:
+    for path, time, _, names in walked:
         found = [name for name in names if name.lower().endswith(SUFFIXES)]
         folders.append(path[len(root) :].strip("/"))
         changed.append(time)
@@ -42,7 +45,7 @@ def scan(root: str) -> dict[str, np.ndarray]:
 
 
 def unchanged(root: str, arrays) -> bool:
-    """Adding, removing or renaming a file or folder changes the time of the folder that it is in."""
+    """Whether no file or folder was added, removed or renamed: that changes the folder's time."""
     if not storage.is_local(root):
         return False
     folders = index_cache.Strings.of(arrays, "folders")
@@ -64,16 +67,14 @@ def split_folders(root: str, top: list[str]) -> dict[str, str]:
             found[split] = name
     if found and "train" not in found:
         raise UserError(
-            f"{root} has {', '.join(found)} but no train folder: class numbers come from train, "
-            "add it"
+            f"{root} has {', '.join(found)} but no train folder, which the class numbers come "
+            "from: add it"
         )
     return {split: found[split] for split in SPLITS if split in found}
 
 
 def class_of(folder: str, below: str) -> str | None:
-    """The class that the images in `folder` belong to, in a split whose folder is `below`; None:
-    another split.
-    """
+    """The class of the images in `folder`, in the split whose folder is `below`; None in others."""
     parts = folder.split("/") if folder else []
     if below and parts[:1] != [below]:
         return None
@@ -83,12 +84,11 @@ def class_of(folder: str, below: str) -> str | None:
 def label_folders(
     root: str, folders: list[str], counts: np.ndarray, below: str, classes: list[str] | None
 ):
-    """Labels of the folders of one split: (class names, label of every folder, -1 where it is of no
-    class).
+    """Labels of the folders of one split: (class names, label of every folder, -1 if it has none).
 
     Args:
-      below: the folder of the split, "" where there are no split folders.
-      classes: the names that train has, or None when this is train.
+      below: the folder of the split, "" if there are no split folders.
+      classes: the class names of train, or None if this is train.
     """
     where = os.path.join(root, below) if below else root
     names = [class_of(folder, below) for folder in folders]
@@ -103,32 +103,50 @@ def label_folders(
         )
     if classes is None:
         classes = sorted(sizes)
-    if unknown := sorted(sizes.keys() - set(classes)):
+    unknown = sorted(sizes.keys() - set(classes))
+    if unknown:
         raise UserError(
             f"{os.path.join(where, unknown[0])} is a class that train does not have: remove the "
             "folder, or add the class to train"
         )
-    if empty := [name for name, count in sizes.items() if not count]:
+    empty = [name for name, count in sizes.items() if not count]
+    if empty:
         raise UserError(
             f"class folder {os.path.join(where, empty[0])} has no images ({', '.join(SUFFIXES)}): "
             "add some or remove the folder"
         )
     numbers = {name: number for number, name in enumerate(classes)}
-    return classes, np.asarray([numbers[name] if name else -1 for name in names], np.int32)
+    labels = [numbers[name] if name else -1 for name in names]
+    return classes, np.asarray(labels, np.int32)
+
+
+def label_splits(root: str, folders: list[str], counts: np.ndarray):
+    """(class names, label of every folder int32 [folders], image numbers by name of the split)."""
+    found = split_folders(root, [folder for folder in folders if folder and "/" not in folder])
+    classes = None
+    labels = np.full(len(folders), -1, np.int32)
+    splits = {}
+    for split, below in found.items():
+        classes, own = label_folders(root, folders, counts, below, classes)
+        labels = np.maximum(labels, own)
+        numbers = np.flatnonzero(np.repeat(own, counts) >= 0)
+        splits |= dict.fromkeys(SPLITS[split], numbers)
+    if not found:
+        classes, labels = label_folders(root, folders, counts, "", None)
+        numbers = np.flatnonzero(np.repeat(labels, counts) >= 0)
+        order = np.random.default_rng(SHUFFLE_SEED).permutation(len(numbers))
+        splits["train"] = numbers[order]
+    return classes, labels, splits
 
 
 def load(root: str) -> Listing:
-    """Lists a folder. A listing is kept, and used again while no folder has changed: a million
-    files start at once.
+    """Lists a folder; a saved listing is used while no folder has changed.
 
-    Class names are those of train, sorted. Both names of a split work ("val" and "validation").
-    Without split folders all is "train", in a fixed mixed order, for slices as train[:90%].
-
-    Raises:
-      UserError: the folder, its class folders or their images are missing, or a class is unknown to
-        train.
+    Class names are those of train, sorted. All names of a split work ("val" and "validation").
+    Without split folders everything is "train", in a fixed shuffled order, for slices such as
+    train[:90%].
     """
-    root = storage.absolute(root) if root else root
+    root = root and storage.absolute(root)
     if not root or not storage.is_folder(root):
         raise UserError(
             f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH"
@@ -136,39 +154,20 @@ def load(root: str) -> Listing:
     arrays = index_cache.cached(
         "folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays)
     )
-    folders, images, counts = (
-        list(index_cache.Strings.of(arrays, "folders")),
-        index_cache.Strings.of(arrays, "images"),
-        None,
-    )
+    folders = list(index_cache.Strings.of(arrays, "folders"))
+    images = index_cache.Strings.of(arrays, "images")
     counts = arrays["counts"]
-    splits = split_folders(root, [folder for folder in folders if folder and "/" not in folder])
-
-    classes, labels = None, np.full(len(folders), -1, np.int32)
-    parts = {}
-    for split, below in (splits or {"train": ""}).items():
-        classes, found = label_folders(root, folders, counts, below, classes)
-        labels = np.maximum(labels, found)
-        numbers = np.flatnonzero(np.repeat(found, counts) >= 0)
-        names = SPLITS[split] if splits else ("train",)
-        order = (
-            numbers
-            if splits
-            else numbers[np.random.default_rng(MIXING_SEED).permutation(len(numbers))]
-        )
-        parts |= dict.fromkeys(names, order)
-
-    of_image = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
+    classes, labels, splits = label_splits(root, folders, counts)
+    folder_of = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
 
     def path(i: int) -> str:
-        return "/".join(part for part in (root, folders[of_image[i]], images[i]) if part)
+        return "/".join(part for part in (root, folders[folder_of[i]], images[i]) if part)
 
-    return Listing(
+    return Files(
+        path,
+        labels=labels[folder_of],
+        splits=splits,
         class_names=tuple(classes),
         num_classes=len(classes),
-        labels=labels[of_image],
-        splits=parts,
-        read=lambda i: storage.read(path(i)),
-        describe=lambda i: index_cache.printable(path(i)),
         fingerprint=index_cache.digest("\n".join(folders), counts, images.bytes, images.ends),
     )

@@ -1,4 +1,4 @@
-"""What takes long to find out about data on disk: arrays in the user's cache, used while the data
+"""Indices of data on disk that take long to build: arrays in the user's cache, used while the data
 are unchanged.
 """
 
@@ -16,21 +16,20 @@ from vit_jax.distributed import runtime
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of what the arrays mean: raise it when that changes
+VERSION = 2  # of the meaning of the arrays; raise it when that changes
 
 
 class Strings(Sequence):
-    """Many strings in two arrays: a million file names cost their bytes and not an object each."""
+    """Many strings in two arrays: a million file names take their bytes, not an object each."""
 
     def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
-        """`bytes_`: uint8, UTF-8 of all strings behind one another; `ends`: int64, where each one
-        ends.
-        """
-        self.bytes, self.ends = bytes_, ends
+        """`bytes_`: uint8, UTF-8 of all strings, concatenated; `ends`: int64, the end of each."""
+        self.bytes = bytes_
+        self.ends = ends
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> "Strings":
-        encoded = [os.fsencode(string) for string in strings]  # names that are no UTF-8 survive
+        encoded = [os.fsencode(string) for string in strings]  # also if it is not valid UTF-8
         return cls(
             np.frombuffer(b"".join(encoded), np.uint8),
             np.cumsum([len(e) for e in encoded], dtype=np.int64),
@@ -43,7 +42,8 @@ class Strings(Sequence):
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i = int(i) % len(self)
-        return os.fsdecode(self.bytes[self.ends[i - 1] if i else 0 : self.ends[i]].tobytes())
+        start = self.ends[i - 1] if i else 0
+        return os.fsdecode(self.bytes[start : self.ends[i]].tobytes())
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         return {f"{name}.bytes": self.bytes, f"{name}.ends": self.ends}
@@ -63,27 +63,25 @@ def digest(*parts) -> str:
 
 
 def printable(path: str) -> str:
-    """A path for messages, also where its bytes are no UTF-8."""
+    """A path for messages, also if it is not valid UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
-    """The arrays of a cache file, or None where there is none or it is damaged."""
+    """The arrays of a cache file, or None if it is missing or damaged."""
     if not path.exists():
         return None
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged zip fails in many ways
-        log.warning("%s is damaged (%s) and is built again", path, type(error).__name__)
+        log.warning("the index %s is damaged (%s) and is rebuilt", path, type(error).__name__)
         return None
 
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a cache file at once or not at all; a folder that can't be written only costs the next
-    start its time.
-    """
-    # A name of its own for each of the processes, on any host, that may share the folder.
+    """Writes a cache file atomically; if it can't be written, the next start rebuilds the index."""
+    # The folder may be shared by processes on several hosts.
     fresh = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +92,7 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         log.warning(
-            "the index %s can't be kept (%s): set VIT_JAX_CACHE to a folder that can be written",
+            "the index %s can't be saved (%s): set VIT_JAX_CACHE to a writable folder",
             path,
             error,
         )
@@ -106,8 +104,8 @@ def cached(
     build: Callable[[], dict[str, np.ndarray]],
     is_current: Callable[[dict], bool],
 ) -> dict[str, np.ndarray]:
-    """The arrays that `build` makes of the data at `where`, kept for as long as
-    `is_current(arrays)` holds.
+    """The arrays that `build` makes of the data at `where`, saved and used again while
+    `is_current(arrays)`.
     """
     path = runtime.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
     arrays = read(path)
@@ -115,13 +113,10 @@ def cached(
         try:
             if is_current(arrays):
                 return arrays
-        except (
-            KeyError,
-            ValueError,
-            OSError,
-        ):  # files that have gone, or a cache of another version
+        # Files are missing, or the cache is of another version.
+        except (KeyError, ValueError, OSError):
             pass
-        log.info("%s has changed since it was indexed: the index is built again", where)
+        log.info("%s has changed since it was indexed: the index is rebuilt", where)
     arrays = build()
     write(path, arrays)
     return arrays

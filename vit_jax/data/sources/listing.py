@@ -1,43 +1,88 @@
-"""Labelled image files, whatever holds them: a folder, tar shards, a manifest, the digits. Needs no
-TensorFlow.
-"""
+"""Labelled image files, wherever they are: a folder, tar shards, a CSV file, memory."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.source import Source, gather
 from vit_jax.errors import UserError
 
-# Images by the ends of their names, in any case.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-MAX_LABEL_BYTES = 256  # longer ones are texts that were taken for labels by mistake
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # of images, in any case
+MAX_LABEL_BYTES = 256  # a longer one is a text that was taken for a label by mistake
 
 
-@dataclasses.dataclass(frozen=True)
-class Listing:
-    """Random access to the encoded images of a data set, with labels and splits."""
+class Listing(Source):
+    """All files of a data set; their contents are the records.
 
-    class_names: Sequence[str]  # () where classes have only numbers
-    num_classes: int
-    labels: np.ndarray  # int32 [files]
-    splits: Mapping[str, np.ndarray]  # name -> numbers of files
-    read: Callable[[int], bytes]
-    describe: Callable[[int], str]
-    fingerprint: str  # changes with the files, their order, and their labels
+    Attributes:
+      all_labels: int32 [files], or [files, set_size] padded with -1.
+      splits: name of each split -> numbers of its files.
+    """
+
+    def __init__(
+        self,
+        *,
+        labels: np.ndarray,
+        splits: Mapping[str, np.ndarray],
+        class_names: Sequence[str],
+        num_classes: int,
+        fingerprint: str,
+    ):
+        set_size = labels.shape[1] if labels.ndim == 2 else 0
+        super().__init__(class_names, num_classes, fingerprint, set_size)
+        self.all_labels = np.asarray(labels, np.int32)
+        self.splits = splits
+
+    def __len__(self) -> int:
+        return len(self.all_labels)
+
+    def parse(self, record, i):
+        return record, gather(self.all_labels, i)
+
+    def labels(self) -> np.ndarray:
+        return self.all_labels[:, 0] if self.set_size else self.all_labels
+
+    def example(self, i: int) -> tuple[bytes, int]:
+        return self.read([i])[0], int(self.all_labels[i])
+
+
+class Files(Listing):
+    """Image files by their paths."""
+
+    def __init__(self, path: Callable[[int], str], **common):
+        super().__init__(**common)
+        self.path = path
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        return [storage.read(self.path(i)) for i in numbers]
+
+    def describe(self, i: int) -> str:
+        return index_cache.printable(self.path(i))
+
+
+class InMemory(Listing):
+    """Encoded images in memory; `name` is that of the data set."""
+
+    def __init__(self, files: Sequence[bytes], name: str, **common):
+        super().__init__(**common)
+        self.files = files
+        self.name = name
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        return [self.files[i] for i in numbers]
+
+    def describe(self, i: int) -> str:
+        return f"{self.name} number {i}"
 
 
 def clean_label(text: str, what: str) -> str:
-    """A label without the white space around it; `what` it is the label of is for errors.
-
-    Raises:
-      UserError: it is empty, too long, or no Unicode.
-    """
+    """The label of `what` without the white space around it."""
     text = text.strip()
     try:
         size = len(text.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
-        raise UserError(f"the label of {what} is no Unicode text: correct it") from None
+        raise UserError(f"the label of {what} is not valid Unicode: correct it") from None
     if not size:
         raise UserError(f"the label of {what} is empty: add it")
     if size > MAX_LABEL_BYTES:
@@ -48,10 +93,11 @@ def clean_label(text: str, what: str) -> str:
 
 
 def distinct(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:
-    """The distinct texts, sorted, and for each text its number among them, int32. Holds only the
-    distinct ones.
+    """(the distinct texts, sorted; for each text its number among them, int32).
+
+    Keeps only the distinct texts in memory: an array of all would take the length of the longest
+    one for each.
     """
-    # An array of texts would take the length of the longest one for each of them.
     first: dict[str, int] = {}
     numbers = np.fromiter((first.setdefault(text, len(first)) for text in texts), np.int32)
     names = sorted(first)
@@ -61,16 +107,12 @@ def distinct(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:
 
 
 def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | None:
-    """The classes `names` as numbers, or None where they are not all numbers.
-
-    Raises:
-      UserError: a number is so high that it can't be one of a class.
-    """
+    """The classes `names` as numbers, or None if they are not all numbers."""
     if not all(name.isascii() and name.isdigit() and len(name) < 9 for name in names):
         return None
     numbers = np.asarray([int(name) for name in names], np.int32)
-    # A model has an output for each number up to the highest one, so an ID as a label would fill
-    # the memory.
+    # A model has an output for each number up to the highest one: an ID that was taken for a label
+    # would fill the memory.
     if int(numbers.max()) + 1 > 10 * examples + 1000:
         raise UserError(
             f"{where} has the label {names[int(numbers.argmax())]} in {examples} examples: numbers "
@@ -83,26 +125,26 @@ def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | 
 def number_classes(texts: Iterable[str], splits: Mapping[str, np.ndarray], where: str):
     """Numbers classes that are given as text.
 
-    Whole numbers are classes as they are, without names; anything else is numbered in the order of
-    the sorted names that train has, or that there are where there is no train.
+    Whole numbers are used as they are, without class names. Other texts are numbered in the order
+    of the sorted names in train, or in the whole data set if it has no train.
 
     Returns:
       labels int32 [files], class names, number of classes.
-
-    Raises:
-      UserError: another split has a class that train has not, or a number is too high.
     """
     found, labels = distinct(texts)
     numbers = as_numbers(found, len(labels), where)
     if numbers is not None:
         return numbers[labels], (), int(numbers.max()) + 1
-    known = np.unique(labels[splits["train"]]) if "train" in splits else np.arange(len(found))
+    known = np.arange(len(found))
+    if "train" in splits:
+        known = np.unique(labels[splits["train"]])
     table = np.full(len(found), -1, np.int32)
     table[known] = np.arange(len(known))
     stray = np.setdiff1d(np.arange(len(found)), known)
     if len(stray):
         name = found[int(stray[0])]
         raise UserError(
-            f"{where} has the class {name!r} outside of train only: add it to train, or remove it"
+            f"{where} has the class {name!r} in other splits but not in train: add it to train, or "
+            "remove it"
         )
     return table[labels], tuple(found[i] for i in known.tolist()), len(known)

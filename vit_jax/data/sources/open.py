@@ -1,5 +1,5 @@
 """Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture,
-or what TFDS has.
+or one that TFDS has prepared.
 """
 
 import numpy as np
@@ -8,23 +8,20 @@ import tensorflow as tf
 from vit_jax.data.sources import catalog, splits, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
-from vit_jax.data.sources.source import Source, indexed, mixture, take
+from vit_jax.data.sources.source import Source, Subset, mixture
 from vit_jax.errors import UserError
 
 
 def open_source(name: str, split: str, data_dir: str = "") -> Source:
-    """Opens a split of a data set.
-
-    Raises:
-      UserError: it is not there, is incomplete, or has no such split.
-    """
+    """Opens a split of a data set."""
     tf.config.set_visible_devices([], "GPU")
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return vtab_source.open_part(name, task, vtab_source.find(task, data_dir), split)
-    if (listing := catalog.listing(name)) is None:
+    listing = catalog.listing(name)
+    if listing is None:
         return tfds_source.load(name, split, data_dir)
-    return indexed(listing, splits.select(split, listing.splits, name))
+    return Subset(listing, splits.select(split, listing.splits, name))
 
 
 def open_training(data) -> Source:
@@ -34,23 +31,20 @@ def open_training(data) -> Source:
         opened = [open_source(name, split, data.data_dir) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
     source = open_source(data.name, data.split, data.data_dir)
-    return take(source, subset_of(source, data)) if data.subset else source
+    return Subset(source, subset_of(source, data)) if data.subset else source
 
 
 def open_rest(data) -> Source:
-    """What `config.data.subset` leaves out.
-
-    Raises:
-      UserError: it leaves out nothing.
-    """
-    source = open_source(data.name, data.split, data.data_dir) if data.subset else None
-    rest = source and np.setdiff1d(np.arange(source.num_examples), subset_of(source, data))
-    if rest is None or not len(rest):
-        raise UserError(
-            f"an evaluation has data.rest=True, but data.subset={data.subset!r} of {data.name} "
-            "leaves nothing out: set it to a part, as 90%"
-        )
-    return take(source, rest)
+    """What `config.data.subset` leaves out."""
+    if data.subset:
+        source = open_source(data.name, data.split, data.data_dir)
+        rest = np.setdiff1d(np.arange(len(source)), subset_of(source, data))
+        if len(rest):
+            return Subset(source, rest)
+    raise UserError(
+        f"an evaluation has data.rest=True, but data.subset={data.subset!r} of {data.name} "
+        "leaves nothing out: set it to a part, such as 90%"
+    )
 
 
 def subset_of(source: Source, data) -> np.ndarray:

@@ -1,114 +1,209 @@
-"""What every data set is here: a random-access sequence of raw records."""
+"""The one type of every data set: a random-access sequence of labelled images.
 
-import dataclasses
-from collections.abc import Callable, Sequence
+TensorFlow is imported only to parse records.
+"""
+
+import abc
+import copy
+import functools
+from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A random-access sequence of raw records.
+class Source(abc.ABC):
+    """A random-access sequence of labelled images.
 
-    `read([i, j, ...])` returns the bytes of these records; `parse(record, i)` turns one inside a
-    TensorFlow graph into the encoded image (a string tensor) and its int32 label; `describe(i)`
-    names it for messages; `labels()` are those of all records, int32 [num_examples], which may take
-    a scan. With a `set_size` above 0 an example has several
-    labels: `parse` gives int32 [set_size], -1 where there are fewer, and `labels()` the first of
-    each. `parts` are (examples, weight) of what is mixed, in the order of the records; one part
-    unless it is a mixture.
+    Attributes:
+      class_names: () if classes have only numbers.
+      num_classes: number of classes.
+      fingerprint: changes with the images, their order and their labels.
+      set_size: 0 if every image has one label; else `parse` gives int32 [set_size] labels, padded
+        with -1.
     """
 
-    num_examples: int
-    num_classes: int
-    class_names: Sequence[str]
-    read: Callable[[Sequence[int]], list[bytes]]
-    parse: Callable
-    describe: Callable[[int], str]
-    labels: Callable[[], np.ndarray]
-    fingerprint: str
-    parts: tuple[tuple[int, float], ...] = ()
-    set_size: int = 0
+    def __init__(
+        self, class_names: Sequence[str], num_classes: int, fingerprint: str, set_size: int = 0
+    ):
+        self.class_names = class_names
+        self.num_classes = num_classes
+        self.fingerprint = fingerprint
+        self.set_size = set_size
 
-    def __post_init__(self):
-        if len(self.parts) < 2:
-            object.__setattr__(self, "parts", ((self.num_examples, 1.0),))
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        """The raw records `numbers`. Several threads may call it at once."""
+
+    @abc.abstractmethod
+    def parse(self, record, i):
+        """(encoded image, label int32) of the raw record with number `i`, in a TensorFlow graph."""
+
+    @abc.abstractmethod
+    def labels(self) -> np.ndarray:
+        """All labels (the first of each set), int32 [examples]. May read the whole data set."""
+
+    @abc.abstractmethod
+    def describe(self, i: int) -> str:
+        """The name of example `i`, for messages."""
+
+    @property
+    def parts(self) -> tuple[tuple[int, float], ...]:
+        """(number of examples, weight) of each part of a mixture, in the order of the records."""
+        return ((len(self), 1.0),)
+
+    def example(self, i: int) -> tuple[bytes, int]:
+        """(encoded image, label) of one example with one label."""
+        encoded, label = self._parse_one(self.read([i])[0], i)
+        return encoded.numpy(), int(label)
+
+    @functools.cached_property
+    def _parse_one(self):
+        import tensorflow as tf
+
+        signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
+        return tf.function(self.parse, input_signature=signature)
 
 
-def indexed(listing: Listing, numbers: np.ndarray) -> Source:
-    """The files `numbers` of a listing."""
-    labels = listing.labels[numbers]
-    is_set, table = labels.ndim == 2, tf.constant(labels, tf.int32)
-    return Source(
-        num_examples=len(numbers),
-        num_classes=listing.num_classes,
-        class_names=listing.class_names,
-        read=lambda chosen: [listing.read(numbers[i]) for i in chosen],
-        parse=lambda record, i: (record, tf.gather(table, i)),
-        describe=lambda i: listing.describe(numbers[i]),
-        labels=lambda: labels[:, 0] if is_set else labels,
-        fingerprint=listing.fingerprint,
-        set_size=labels.shape[1] if is_set else 0,
-    )
+def gather(table: np.ndarray, i):
+    """`table[i]` in a TensorFlow graph."""
+    import tensorflow as tf
+
+    # Made outside of the graph, which would hold a copy, and may have 2 GB at most.
+    with tf.init_scope():
+        tensor = tf.constant(table)
+    return tf.gather(tensor, i)
 
 
-def take(source: Source, numbers: np.ndarray) -> Source:
-    """The records `numbers` of a source, as a source."""
-    table = tf.constant(numbers, tf.int64)
-    return dataclasses.replace(
-        source,
-        num_examples=len(numbers),
-        read=lambda chosen: source.read([int(numbers[i]) for i in chosen]),
-        parse=lambda record, i: source.parse(record, tf.gather(table, i)),
-        describe=lambda i: source.describe(int(numbers[i])),
-        labels=lambda: source.labels()[numbers],
-    )
+class Subset(Source):
+    """The examples `numbers` of another source, in this order."""
+
+    def __init__(self, whole: Source, numbers: np.ndarray):
+        super().__init__(whole.class_names, whole.num_classes, whole.fingerprint, whole.set_size)
+        self.whole = whole
+        self.numbers = np.asarray(numbers, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        return self.whole.read([int(self.numbers[i]) for i in numbers])
+
+    def parse(self, record, i):
+        return self.whole.parse(record, gather(self.numbers, i))
+
+    def labels(self) -> np.ndarray:
+        return self.whole.labels()[self.numbers]
+
+    def describe(self, i: int) -> str:
+        return self.whole.describe(int(self.numbers[i]))
+
+    def example(self, i: int) -> tuple[bytes, int]:
+        return self.whole.example(int(self.numbers[i]))
+
+
+class Renumbered(Source):
+    """Another source with the class numbers of `class_names`, matched by name."""
+
+    def __init__(self, inner: Source, class_names: Sequence[str], where: str):
+        super().__init__(class_names, len(class_names), inner.fingerprint, inner.set_size)
+        self.inner = inner
+        numbers = {name: number for number, name in enumerate(class_names)}
+        if unknown := [name for name in inner.class_names if name not in numbers]:
+            raise UserError(
+                f"{where} has the class {unknown[0]!r}, which the model does not have: choose data "
+                "of the same classes"
+            )
+        self.new_numbers = np.asarray([numbers[name] for name in inner.class_names], np.int32)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        return self.inner.read(numbers)
+
+    def parse(self, record, i):
+        import tensorflow as tf
+
+        encoded, label = self.inner.parse(record, i)
+        return encoded, tf.where(label < 0, -1, gather(self.new_numbers, tf.maximum(label, 0)))
+
+    def labels(self) -> np.ndarray:
+        labels = self.inner.labels()
+        return np.where(labels < 0, -1, self.new_numbers[labels])
+
+    def describe(self, i: int) -> str:
+        return self.inner.describe(i)
+
+
+class Mixture(Source):
+    """Several sources with the same classes, one after another; training samples them by weight."""
+
+    def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
+        first = sources[0]
+        fingerprint = "+".join(source.fingerprint for source in sources)
+        super().__init__(first.class_names, first.num_classes, fingerprint, first.set_size)
+        self.sources = sources
+        self.weights = weights
+        self.counts = np.asarray([len(source) for source in sources], np.int64)
+        self.starts = np.cumsum(self.counts) - self.counts
+
+    @property
+    def parts(self) -> tuple[tuple[int, float], ...]:
+        return tuple(zip(self.counts.tolist(), self.weights, strict=True))
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def locate(self, i: int) -> tuple[int, int]:
+        """(which source, number in that source) of example `i`."""
+        which = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return which, int(i - self.starts[which])
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        places = [self.locate(i) for i in numbers]
+        records = {}
+        for which in {which for which, _ in places}:
+            mine = [place for place in places if place[0] == which]
+            inner = [number for _, number in mine]
+            records |= zip(mine, self.sources[which].read(inner), strict=True)
+        return [records[place] for place in places]
+
+    def parse(self, record, i):
+        import tensorflow as tf
+
+        which = tf.searchsorted(self.starts, i[None], side="right")[0] - 1
+        inner = i - tf.gather(self.starts, which)
+        branches = [functools.partial(source.parse, record, inner) for source in self.sources]
+        return tf.switch_case(which, branches)
+
+    def labels(self) -> np.ndarray:
+        return np.concatenate([source.labels() for source in self.sources])
+
+    def describe(self, i: int) -> str:
+        which, inner = self.locate(i)
+        return self.sources[which].describe(inner)
 
 
 def renumbered(source: Source, class_names: Sequence[str], where: str) -> Source:
-    """`source` with the class numbers of `class_names`, matched by name.
-
-    Raises:
-      UserError: the source has a class that is not among them.
-    """
+    """`source` with the class numbers of `class_names`; `where`: its name for messages."""
     if tuple(source.class_names) == tuple(class_names):
         return source
-    numbers = {name: number for number, name in enumerate(class_names)}
-    if unknown := [name for name in source.class_names if name not in numbers]:
-        raise UserError(
-            f"{where} has the class {unknown[0]!r}, which the model has not: choose data of the "
-            "same classes"
-        )
-    table = np.asarray([numbers[name] for name in source.class_names], np.int32)
-
-    def parse(record, i):
-        encoded, label = source.parse(record, i)
-        return encoded, tf.where(label < 0, -1, tf.gather(table, tf.maximum(label, 0)))
-
-    return dataclasses.replace(
-        source,
-        num_classes=len(class_names),
-        class_names=class_names,
-        parse=parse,
-        labels=lambda: np.where((own := source.labels()) < 0, -1, table[own]),
-    )
+    return Renumbered(source, class_names, where)
 
 
 def with_classes(
     source: Source, class_names: Sequence[str], num_classes: int, where: str
 ) -> Source:
-    """`source` with the class numbers of a model, matched by name where both have names.
-
-    Raises:
-      UserError: the source has a class that the model has not.
-    """
+    """`source` with the class numbers of a model, matched by name if both have names."""
     if class_names and source.class_names:
-        return dataclasses.replace(renumbered(source, class_names, where), num_classes=num_classes)
-    if source.num_classes > num_classes:
+        source = copy.copy(renumbered(source, class_names, where))
+        source.num_classes = num_classes
+    elif source.num_classes > num_classes:
         raise UserError(
             f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose "
             "other data"
@@ -117,68 +212,25 @@ def with_classes(
 
 
 def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence[str]) -> Source:
-    """Several sources behind one another as one; training draws from them by weight.
+    """Mixes sources.
 
-    Classes are matched by name, those of the first source first, then what the others add. Sources
-    without class names must agree in the number of classes, which then mean the same.
-
-    Raises:
-      UserError: some have names and some not, or the numbers of classes differ.
+    Classes are matched by name: those of the first source come first, then what the others add.
+    Sources without class names must have the same number of classes, with the same meaning.
     """
     if all(source.class_names for source in sources):
         union = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
-        sources = [
-            renumbered(source, union, name) for source, name in zip(sources, names, strict=True)
-        ]
+        pairs = zip(sources, names, strict=True)
+        sources = [renumbered(source, union, name) for source, name in pairs]
     elif len({source.num_classes for source in sources}) > 1:
-        counts = ", ".join(
-            f"{name} {s.num_classes}" for name, s in zip(names, sources, strict=True)
-        )
+        pairs = zip(names, sources, strict=True)
+        counts = ", ".join(f"{name} {source.num_classes}" for name, source in pairs)
         raise UserError(
             f"the parts of data.mixture have different numbers of classes ({counts}), and not all "
             "have class names to match them by: mix data of the same classes"
         )
     if len({source.set_size for source in sources}) > 1:
         raise UserError(
-            "images have one label in one part of data.mixture and several in another: mix like "
-            "data"
+            "images have one label in one part of data.mixture and several in another: mix data of "
+            "the same kind"
         )
-    counts = np.asarray([source.num_examples for source in sources], np.int64)
-    starts = np.cumsum(counts) - counts
-
-    def place(i: int) -> tuple[int, int]:
-        which = int(np.searchsorted(starts, i, side="right")) - 1
-        return which, int(i - starts[which])
-
-    def read(chosen) -> list[bytes]:
-        places = [place(i) for i in chosen]
-        records = {}
-        for which in {which for which, _ in places}:
-            mine = [i for i, (owner, _) in enumerate(places) if owner == which]
-            records |= zip(mine, sources[which].read([places[i][1] for i in mine]), strict=True)
-        return [records[i] for i in range(len(places))]
-
-    def parse(record, i):
-        which = tf.searchsorted(starts, i[None], side="right")[0] - 1
-        inner = i - tf.gather(starts, which)
-        return tf.switch_case(
-            which, [lambda s=source: s.parse(record, inner) for source in sources]
-        )
-
-    def describe(i: int) -> str:
-        which, inner = place(i)
-        return sources[which].describe(inner)
-
-    first = sources[0]
-    return Source(
-        num_examples=int(counts.sum()),
-        num_classes=first.num_classes,
-        class_names=first.class_names,
-        read=read,
-        parse=parse,
-        describe=describe,
-        labels=lambda: np.concatenate([source.labels() for source in sources]),
-        fingerprint="+".join(source.fingerprint for source in sources),
-        parts=tuple(zip(counts.tolist(), weights, strict=True)),
-        set_size=first.set_size,
-    )
+    return Mixture(sources, weights)

@@ -12,10 +12,17 @@ from vit_jax.errors import UserError
 _PART = re.compile(r"\s*([\w.-]+)\s*(?:\[\s*(-?\d+%?)?\s*:\s*(-?\d+%?)?\s*\])?\s*")
 
 
+def _count(text: str, size: int) -> int:
+    """How many of `size` examples "10%" or "5000" are."""
+    if text.endswith("%"):
+        return round(float(text[:-1]) * size / 100)
+    return int(text)
+
+
 def _position(text: str | None, size: int, missing: int) -> int:
     if text is None:
         return missing
-    value = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    value = _count(text, size)
     return value + size if value < 0 else value
 
 
@@ -27,23 +34,21 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
         joined by +.
       splits: example numbers by split name.
       where: the data set, for messages.
-
-    Raises:
-      UserError: bad syntax, unknown split, or a slice that is empty or out of range.
     """
     parts = []
     for part in expression.split("+"):
         match = _PART.fullmatch(part)
         if match is None:
             raise UserError(
-                f"split {expression!r} of {where} is not understood: write NAME or NAME[from:to], "
+                f"split {expression!r} of {where} is not valid: write NAME or NAME[from:to], such "
                 "as train[:90%]"
             )
         name = match[1]
         if name not in splits:
             raise UserError(f"split {name!r} does not exist in {where}: it has {', '.join(splits)}")
         size = len(splits[name])
-        low, high = _position(match[2], size, 0), _position(match[3], size, size)
+        low = _position(match[2], size, 0)
+        high = _position(match[3], size, size)
         if not 0 <= low < high <= size:
             raise UserError(
                 f"split {part.strip()!r} of {where} is examples {low} to {high} of {size}: choose "
@@ -54,12 +59,8 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
 
 
 def amount(text: str, size: int, where: str) -> int:
-    """How many of `size` examples "10%" or "5000" are.
-
-    Raises:
-      UserError: none, or more than there are.
-    """
-    count = round(float(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    """`data.subset`, such as "10%" or "5000", as a number of examples."""
+    count = _count(text, size)
     if not 1 <= count <= size:
         raise UserError(
             f"config key data.subset={text!r} is {count} of the {size} examples of {where}: "
@@ -71,20 +72,20 @@ def amount(text: str, size: int, where: str) -> int:
 def stratified(labels: np.ndarray, text: str, seed: int, where: str) -> np.ndarray:
     """Numbers of a random part with the classes in proportion (to one example), ascending.
 
-    A larger part of the same seed holds the smaller one.
+    A larger part of the same seed contains the smaller one.
 
     Args:
       labels: int [examples].
       text: "10%" or "5000".
     """
-    count, rng = amount(text, len(labels), where), np.random.default_rng(seed)
+    count = amount(text, len(labels), where)
+    rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(labels))
     _, which, sizes = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
     by_class = np.argsort(which, kind="stable")
-    rank = np.arange(len(labels)) - np.repeat(
-        np.cumsum(sizes) - sizes, sizes
-    )  # of each example within its class
-    # The examples of a class stand at even distances in 0 to 1: any first part of this line has its
-    # share of each.
-    place = (rank + rng.random(len(sizes))[which[by_class]]) / sizes[which[by_class]]
-    return np.sort(shuffled[by_class[np.argsort(place, kind="stable")[:count]]])
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank = np.arange(len(labels)) - starts  # of each example in its class
+    # The examples of each class get evenly spaced positions in 0 to 1, so that every prefix of the
+    # sorted positions contains its share of each class.
+    position = (rank + rng.random(len(sizes))[which[by_class]]) / sizes[which[by_class]]
+    return np.sort(shuffled[by_class[np.argsort(position, kind="stable")[:count]]])

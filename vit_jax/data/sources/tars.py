@@ -1,5 +1,5 @@
-"""Tar shards as a data set (WebDataset), or one tar per class: read where they lie, by an index
-that is built once.
+"""Tar shards as a data set (WebDataset), or one tar per class: read in place, by an index that is
+built once.
 """
 
 import fnmatch
@@ -9,6 +9,7 @@ import os
 import posixpath
 import re
 import tarfile
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,10 +20,42 @@ from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
-BLOCK = 512  # bytes in which a tar counts
+BLOCK = 512  # bytes, the unit of a tar
 CHUNK = 1 << 20  # bytes read at a time of the padding at the end of a tar
 LABELS = (".cls", ".json")
-MAX_MEMBER_BYTES = 1 << 16  # of a .cls or .json member; larger ones are no label
+MAX_MEMBER_BYTES = 1 << 16  # of a .cls or .json member
+
+
+class Members(Listing):
+    """Image files in tars.
+
+    Args:
+      tars: paths of the tars.
+      names: of the images, for messages.
+      tar_of: which tar each image is in, int32 [images].
+      spans: (position, length) of each image in its tar, in bytes, int64 [images, 2].
+    """
+
+    def __init__(
+        self,
+        tars: Sequence[str],
+        names: Sequence[str],
+        tar_of: np.ndarray,
+        spans: np.ndarray,
+        **common,
+    ):
+        super().__init__(**common)
+        self.tars = tars
+        self.names = names
+        self.tar_of = tar_of
+        self.spans = spans
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        spans = self.spans
+        return [storage.read_range(self.tars[self.tar_of[i]], *spans[i].tolist()) for i in numbers]
+
+    def describe(self, i: int) -> str:
+        return index_cache.printable(f"{self.names[i]} in {self.tars[self.tar_of[i]]}")
 
 
 def braces(pattern: str) -> list[str]:
@@ -31,22 +64,20 @@ def braces(pattern: str) -> list[str]:
     if not match:
         return [pattern]
     low, high = match.groups()
+    before = pattern[: match.start()]
+    after = pattern[match.end() :]
     numbers = [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return [
-        name
-        for number in numbers
-        for name in braces(pattern[: match.start()] + number + pattern[match.end() :])
-    ]
+    return [name for number in numbers for name in braces(before + number + after)]
 
 
-def below(folder: str) -> list[str]:
+def files_below(folder: str) -> list[str]:
     """All files of a folder, at any depth."""
     return [f"{path}/{name}" for path, _, names in storage.walk(folder) for name in names]
 
 
 def expanded(where: str) -> list[str]:
-    """The paths that {000..099} in a path stands for; itself or its folder where they exist as they
-    are.
+    """The paths that {000..099} in a path stands for; the path itself if a file or folder has
+    braces in its name.
     """
     parent, base = os.path.split(where)
     if "{" not in where or storage.exists(where):
@@ -57,11 +88,8 @@ def expanded(where: str) -> list[str]:
 
 
 def matching(path: str) -> list[str]:
-    """What a path with * ? or [] in its last part stands for: itself, where there is something of
-    that name.
-
-    Raises:
-      UserError: it does not exist, or its folder does not.
+    """The files that a path with * ? or [] in its last part stands for; the path itself if a file
+    has that name.
     """
     parent, base = os.path.split(path)
     if any(mark in base for mark in "*?["):
@@ -70,74 +98,62 @@ def matching(path: str) -> list[str]:
             names = next(storage.walk(parent))[2]
             return [os.path.join(parent, name) for name in fnmatch.filter(names, base)]
     storage.must_exist(path, "tar", "correct data.name=tars:PATH")
-    return below(path) if storage.is_folder(path) else [path]
+    return files_below(path) if storage.is_folder(path) else [path]
 
 
 def find(where: str) -> list[str]:
     """The tars of a folder (at any depth), a file, or a pattern with * ? [] or {000..099} in its
     last part, sorted.
-
-    Raises:
-      UserError: there are none, or one of those named by {000..099} is not there.
     """
-    found = (
-        below(where)
-        if storage.is_folder(where)
-        else [f for path in expanded(where) for f in matching(path)]
-    )
+    if storage.is_folder(where):
+        found = files_below(where)
+    else:
+        found = [file for path in expanded(where) for file in matching(path)]
     found = sorted({path for path in found if path.endswith(".tar")})
     if not found:
         raise UserError(
             f"{where} has no .tar files: correct data.name=tars:PATH, a folder, one file, or a "
-            "pattern such as train-{000..099}.tar; compressed tars can't be read at random, unpack "
-            "them"
+            "pattern such as train-{000..099}.tar; decompress compressed tars, which have no "
+            "random access"
         )
     return found
 
 
 def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] | None:
-    """(position, length) of a member; None where it is no file.
+    """(position, length) of a member; None if it is not a file.
 
     Args:
-      spans: the same by the name of each member before it.
-
-    Raises:
-      UserError: it is sparse, or a hard link to nothing.
+      spans: the same by the name of each earlier member, for hard links.
     """
-    if member.issparse():
-        raise UserError(
-            f"member {member.name} of {path} is sparse, its bytes have gaps: make the tar without "
-            "--sparse"
-        )
-    if not member.islnk():
-        return (member.offset_data, member.size) if member.isreg() else None
     target = posixpath.normpath(member.linkname)
-    if target not in spans:
+    if member.issparse() or (member.islnk() and target not in spans):
         raise UserError(
-            f"member {member.name} of {path} is a link to {member.linkname}, which is not before "
-            "it: make the tar again"
+            f"member {member.name} of {path} is not supported, a sparse file or a link to "
+            "something that is not before it: make the tar again without"
         )
-    return spans[target]
+    if member.islnk():
+        return spans[target]
+    return (member.offset_data, member.size) if member.isreg() else None
 
 
 def check_end(path: str, end: int, last: str) -> None:
-    """Raises UserError unless a tar ends at `end`, after its member `last`: by a block of zeros,
-    and nothing else.
+    """Raises UserError unless a tar has nothing but zeros from `end` on, after its member `last`,
+    and at least one block of them.
+
+    Python's tarfile takes half a header, or nothing at all, for the end of a tar.
     """
-    size, position = storage.stamp(path)[0], end
-    while position < size or position == end:
-        chunk = storage.read_range(path, position, min(CHUNK, max(size - position, 0)))
-        # Half a header, or none at all, is an end as good as any to tarfile.
-        if position == end and chunk[:BLOCK] != bytes(BLOCK):
-            raise UserError(
-                f"{path} is cut off or damaged after {last or 'its start'}: fetch it again"
-            )
-        if chunk.strip(b"\0"):
-            raise UserError(
-                f"{path} goes on after its end at byte {end}, as tars behind one another in one "
-                "file do: make them one by tar --concatenate, or files of their own"
-            )
+    size = storage.stamp(path)[0]
+    good = size >= end + BLOCK
+    position = end
+    while good and position < size:
+        chunk = storage.read_range(path, position, min(CHUNK, size - position))
+        good = not chunk.strip(b"\0")
         position += CHUNK
+    if not good:
+        raise UserError(
+            f"{path} does not end with zeros at byte {end}, after {last or 'its start'}: it is cut "
+            "off, damaged, or several tars in one file: fetch it again, or split it"
+        )
 
 
 def members(path: str) -> list[tuple[str, int, int]]:
@@ -145,10 +161,12 @@ def members(path: str) -> list[tuple[str, int, int]]:
     names.
 
     Raises:
-      UserError: it is no tar, is cut off, goes on after its end, or has a sparse member or a link
-        to nothing.
+      UserError: the tar is damaged or has a member that is not supported.
     """
-    spans, found, links, last = {}, [], [], ""
+    spans = {}
+    found = []
+    links = []
+    last = ""
     try:
         with storage.open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
@@ -160,21 +178,22 @@ def members(path: str) -> list[tuple[str, int, int]]:
                     links.append(member.name)
             end = archive.offset
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise UserError(f"{path} is no whole tar ({one_line(error)}): fetch it again") from None
+        raise UserError(
+            f"{path} is truncated or not a tar file ({one_line(error)}): fetch it again"
+        ) from None
     check_end(path, end, last)
     if links:
         log.warning(
-            "%d images of %s are symbolic links and are left out, as %s", len(links), path, links[0]
+            "%d images of %s are symbolic links and are skipped, such as %s",
+            len(links),
+            path,
+            links[0],
         )
     return found
 
 
 def label_in(path: str, name: str, position: int, length: int) -> str:
-    """The label in a .cls (its text) or .json member (its "label").
-
-    Raises:
-      UserError: there is none.
-    """
+    """The label in a .cls member (its text) or a .json member (its "label")."""
     if length > MAX_MEMBER_BYTES:
         raise UserError(
             f"member {name} of {path} has {length} bytes, too many for a label: correct it"
@@ -185,12 +204,11 @@ def label_in(path: str, name: str, position: int, length: int) -> str:
     try:
         label = json.loads(text)["label"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(
-            f'member {name} of {path} is no JSON object with a "label": correct it'
-        ) from None
+        label = None
     if not isinstance(label, str | int) or isinstance(label, bool):
         raise UserError(
-            f'the "label" in member {name} of {path} is no text and no whole number: correct it'
+            f'member {name} of {path} is not a JSON object with a "label" that is a text or a '
+            "whole number: correct it"
         )
     return str(label)
 
@@ -201,55 +219,47 @@ def label_of(path: str, key: str, parts: dict) -> tuple[str, bool]:
 
     Returns:
       label, whether it is the name of the tar.
-
-    Raises:
-      UserError: it has none.
     """
     what = f"example {key} of {path}"
     for suffix in LABELS:
         if suffix in parts:
             return clean_label(label_in(path, *parts[suffix]), what), False
-    inner, shard = os.path.dirname(key), os.path.basename(path).removesuffix(".tar")
-    if inner.strip("./"):
-        return clean_label(os.path.basename(inner), what), False
+    folder = os.path.dirname(key)
+    if folder.strip("./"):
+        return clean_label(os.path.basename(folder), what), False
+    shard = os.path.basename(path).removesuffix(".tar")
     if set(parts) <= set(SUFFIXES) and not re.search(r"[-_]\d+$", shard):
         return clean_label(shard, what), True
     raise UserError(f"{what} has no label: add a {os.path.basename(key)}.cls, or class folders")
 
 
-def parted(base: str) -> tuple[str, str]:
-    """(name of the example, suffix in lower case) of a member: parted at the first dot, as
-    WebDataset does.
+def split_name(base: str) -> tuple[str, str]:
+    """(name of the example, suffix in lower case) of a member, split at the first dot as WebDataset
+    does.
 
-    Where that makes no suffix that is known here, at the last dot: photo.1.jpg and photo.1.cls are
-      one example.
+    If that gives an unknown suffix, it is split at the last dot: photo.1.jpg and photo.1.cls are
+    one example.
     """
     stem, _, suffix = base.partition(".")
-    if f".{suffix.lower()}" not in (*SUFFIXES, *LABELS):
-        stem, suffix = os.path.splitext(base)
-        return stem, suffix.lower()
-    return stem, f".{suffix.lower()}"
+    if f".{suffix.lower()}" in (*SUFFIXES, *LABELS):
+        return stem, f".{suffix.lower()}"
+    stem, suffix = os.path.splitext(base)
+    return stem, suffix.lower()
 
 
 def grouped(path: str) -> dict[str, dict]:
-    """Key of an example -> suffix -> (name, position, length) of its members. Leaves out hidden
-    names.
-    """
+    """Key of an example -> suffix -> (name, position, length) of each member that is not hidden."""
     groups: dict[str, dict] = {}
     for name, position, length in members(path):
         folder, base = os.path.split(name)
         if base and not base.startswith("."):
-            stem, suffix = parted(base)
+            stem, suffix = split_name(base)
             groups.setdefault(os.path.join(folder, stem), {})[suffix] = name, position, length
     return groups
 
 
 def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
-    """(key, position, length, label, whether that is the name of the tar) of every image in a tar.
-
-    Raises:
-      UserError: an image has no label, a label no image, or an example two images.
-    """
+    """(key, position, length, label, whether the label is the name of the tar) of every image."""
     found = []
     for key, parts in grouped(path).items():
         images = [parts[suffix] for suffix in SUFFIXES if suffix in parts]
@@ -258,14 +268,14 @@ def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
             raise UserError(
                 f"example {key} of {path} has {len(images)} images, {names}: name them differently"
             )
-        # A photo.meta.json is no example of its own, it may go with photo.jpg.
-        if not images and parts.keys() & set(LABELS) and "." not in os.path.basename(key):
+        if images:
+            _, position, length = images[0]
+            found.append((key, position, length, *label_of(path, key, parts)))
+        # A photo.meta.json is not an example: it may belong to photo.jpg.
+        elif parts.keys() & set(LABELS) and "." not in os.path.basename(key):
             raise UserError(
                 f"example {key} of {path} has a label but no image ({', '.join(SUFFIXES)}): add it"
             )
-        found += [
-            (key, position, length, *label_of(path, key, parts)) for _, position, length in images
-        ]
     return found
 
 
@@ -294,71 +304,67 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
 def indexed(where: str, paths: list[str]) -> dict[str, np.ndarray]:
     def is_current(arrays) -> bool:
         # An index of an earlier version has no "classes", and is built again.
-        return len(arrays["classes"]) == len(paths) and np.array_equal(
-            arrays["stamps"], list(map(storage.stamp, paths))
-        )
+        stamps = [storage.stamp(path) for path in paths]
+        return len(arrays["classes"]) == len(paths) and np.array_equal(arrays["stamps"], stamps)
 
     return index_cache.cached("tars", "\n".join([where, *paths]), lambda: scan(paths), is_current)
 
 
 def root_of(where: str) -> str:
-    """The folder that the tars of a data set are in; its own name, and those above it, say nothing
-    about them.
-    """
+    """The folder that contains the tars of a data set; names of splits are looked for below it."""
     if storage.is_folder(where):
         return where
     parent = os.path.dirname(where)
-    return parent if storage.exists(parent) else os.path.dirname(parent.partition("{")[0])
+    if storage.exists(parent):
+        return parent
+    return os.path.dirname(parent.partition("{")[0])
 
 
 def split_of(root: str, path: str, is_class: bool) -> str:
-    """The split that a tar is for by the last word below `root` that names one, as in val/0001.tar,
-    else "train".
+    """The split of a tar: the last word of its path below `root` that names one, such as in
+    val/0001.tar, else "train".
 
-    The name of a tar that holds a class is that of the class: train.tar may be of locomotives.
+    If a tar is a class, its own name is that of the class: train.tar may be locomotives.
     """
     named = (os.path.dirname(path) if is_class else path)[len(root) :]
-    words = re.split(r"[^a-z]+", named.lower())
-    return next(
-        (split for word in reversed(words) for split, names in SPLITS.items() if word in names),
-        "train",
-    )
+    for word in reversed(re.split(r"[^a-z]+", named.lower())):
+        for split, names in SPLITS.items():
+            if word in names:
+                return split
+    return "train"
 
 
 def load(where: str) -> Listing:
-    """Lists tar shards.
-
-    Raises:
-      UserError: there are none, one is damaged, or an image has no label or a wrong one.
-    """
+    """Lists the images of tar shards."""
     where = storage.absolute(where)
     paths = find(where)
     arrays = indexed(where, paths)
-    keys, shard, spans = index_cache.Strings.of(arrays, "keys"), arrays["shard"], arrays["spans"]
+    keys = index_cache.Strings.of(arrays, "keys")
+    texts = index_cache.Strings.of(arrays, "labels")
+    shard = arrays["shard"]
+    spans = arrays["spans"]
     if not len(keys):
         raise UserError(
-            f"the tars of {where} hold no images ({', '.join(SUFFIXES)}): correct "
+            f"the tars of {where} have no images ({', '.join(SUFFIXES)}): correct "
             "data.name=tars:PATH"
         )
-    texts, root = index_cache.Strings.of(arrays, "labels"), root_of(where)
-    of_tar = np.asarray(
-        [split_of(root, *tar) for tar in zip(paths, arrays["classes"].tolist(), strict=True)]
-    )
+    root = root_of(where)
+    of_tar = [split_of(root, *tar) for tar in zip(paths, arrays["classes"].tolist(), strict=True)]
+    of_image = np.asarray(of_tar)[shard]
     splits = {}
-    for split in SPLITS:
-        if len(numbers := np.flatnonzero((of_tar == split)[shard])):
-            splits |= dict.fromkeys(SPLITS[split], numbers)
+    for split, names in SPLITS.items():
+        numbers = np.flatnonzero(of_image == split)
+        if len(numbers):
+            splits |= dict.fromkeys(names, numbers)
     labels, class_names, num_classes = number_classes(texts, splits, where)
-
-    def read(i: int) -> bytes:
-        return storage.read_range(paths[shard[i]], *spans[i].tolist())
-
-    return Listing(
-        class_names=class_names,
-        num_classes=num_classes,
+    return Members(
+        paths,
+        keys,
+        shard,
+        spans,
         labels=labels,
         splits=splits,
-        read=read,
-        describe=lambda i: index_cache.printable(f"{keys[i]} in {paths[shard[i]]}"),
+        class_names=class_names,
+        num_classes=num_classes,
         fingerprint=index_cache.digest(keys.bytes, keys.ends, spans, texts.bytes, texts.ends),
     )

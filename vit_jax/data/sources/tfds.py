@@ -1,11 +1,11 @@
-"""Data sets that TFDS has prepared, as array_record or tfrecord: any record at once, images left
-encoded.
+"""Data sets that TFDS has prepared, as array_record or tfrecord: random access to the records, with
+images still encoded.
 """
 
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,37 +17,59 @@ from vit_jax.errors import UserError, one_line
 log = logging.getLogger(__name__)
 
 
-def builder_of(name: str, data_dir: str):
-    """The builder of prepared data, or a UserError that says what is missing and how to get it."""
+def default_data_dir() -> str:
     import tensorflow_datasets as tfds
 
-    where = data_dir or tfds.core.constants.DATA_DIR
+    return tfds.core.constants.DATA_DIR
+
+
+def is_known(name: str) -> bool:
+    """Whether TFDS has code for a data set of this name."""
+    import tensorflow_datasets as tfds
+
     try:
-        builder = tfds.builder(name, data_dir=data_dir or None)
+        tfds.builder_cls(name)
+    except (tfds.core.registered.DatasetNotFoundError, ValueError):
+        return False
+    return True
+
+
+def open_builder(name: str, data_dir: str):
+    """The builder of a data set, prepared or not.
+
+    Raises:
+      UserError: TFDS does not know the data set, or can't open it.
+    """
+    import tensorflow_datasets as tfds
+
+    where = data_dir or default_data_dir()
+    try:
+        return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(
-            f"data set {name!r} is neither known to TFDS nor prepared in {where}: check the name, "
-            "or set data.data_dir"
+            f"data set {name!r} is neither known to TFDS nor prepared in {where}: correct "
+            "data.name, or set data.data_dir"
         ) from None
-    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
+    except Exception as error:  # of any type, such as for a damaged dataset_info.json
         raise UserError(
             f"data set {name!r} can't be opened in {where}: {one_line(error)[:200]}: correct "
             "data.name"
         ) from None
+
+
+def builder_of(name: str, data_dir: str):
+    """The builder of a prepared data set."""
+    builder = open_builder(name, data_dir)
     if not builder.info.splits:
         raise UserError(
             f"data set {name!r} is not prepared in {builder.data_dir}: run `python -m vit_jax.data "
-            "prepare` with this config, or set data.data_dir to where it lies"
+            "prepare` with this config, or set data.data_dir to the folder that contains it"
         )
     return builder
 
 
 def keys_of(info, name: str) -> tuple[str, str]:
-    """The features that hold image and label.
-
-    Raises:
-      UserError: there are none, as classification needs them.
-    """
+    """The names of the features image and label."""
     import tensorflow_datasets as tfds
 
     image_key, label_key = (info.supervised_keys or ("image", "label"))[:2]
@@ -55,8 +77,8 @@ def keys_of(info, name: str) -> tuple[str, str]:
         feature = dict(info.features.items()).get(key)
         if not isinstance(feature, kind) and not (key == label_key and tfds_labels.is_set(feature)):
             raise UserError(
-                f"data set {name!r} has no {key} of type {kind.__name__}, as classification needs: "
-                "choose another"
+                f"data set {name!r} has no {key} of type {kind.__name__}, which classification "
+                "needs: choose another"
             )
     return image_key, label_key
 
@@ -83,127 +105,77 @@ def instructions_of(info, name: str, split: str) -> list:
     return found
 
 
-def array_record_reader(instructions) -> Callable:
+def open_records(info, instructions) -> Sequence[bytes]:
+    if info.file_format.value != "array_record":
+        return tfrecord.Records(instructions)
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    records = ArrayRecordDataSource(list(instructions))
-    return lambda numbers: [
-        records[i] for i in numbers
-    ]  # half the time of its own way to read several
+    return ArrayRecordDataSource(list(instructions))
 
 
-def read_labels(read: Callable, parse: Callable, count: int, fingerprint: str) -> np.ndarray:
-    """The labels of all records, of sets the first, int32 [count]. Reads the whole split, once: the
-    labels are kept.
-    """
+class Records(Source):
+    """The records of a TFDS split expression; `rule` gives their labels."""
 
-    def scan() -> dict[str, np.ndarray]:
-        def records(numbers):
-            return np.asarray([*read(numbers.tolist()), b""], object)[
-                :-1
-            ]  # an array of objects even for one record
-
-        numbers = tf.data.Dataset.range(count).batch(64)
-        pairs = numbers.map(
-            lambda i: (tf.numpy_function(records, [i], tf.string, stateful=False), i)
-        ).unbatch()
-        labels = pairs.map(
-            lambda record, i: tf.reshape(parse(tf.ensure_shape(record, []), i)[1], [-1])[0]
+    def __init__(
+        self, builder, name: str, split: str, image_key: str, rule: tfds_labels.Rule, scale: int = 1
+    ):
+        info = builder.info
+        instructions = instructions_of(info, name, split)
+        parts = [
+            (os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard)
+            for part in instructions
+        ]
+        named = re.findall(r"[\w.-]+", split)
+        sizes = {key: part.num_bytes for key, part in info.splits.items() if key in named}
+        fingerprint = index_cache.digest(
+            info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else [])
         )
-        log.info("reading the labels of %d records, once", count)
-        return dict(labels=np.fromiter(labels.as_numpy_iterator(), np.int32, count))
+        super().__init__(tuple(rule.names), len(rule.names), fingerprint, rule.set_size)
+        self.title = f"{name} {split}"
+        self.data_dir = os.fspath(builder.data_dir)
+        self.count = sum(part.take for part in instructions)
+        self.records = open_records(info, instructions)
+        self.parse_record = tfds_labels.make_parse(info.features, image_key, rule, scale)
 
-    arrays = index_cache.cached(
-        "labels", fingerprint, scan, lambda arrays: len(arrays["labels"]) == count
-    )
-    return arrays["labels"]
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        # One by one takes half the time of array_record's own way to read several.
+        return [self.records[i] for i in numbers]
+
+    def parse(self, record, i):
+        return self.parse_record(record)
+
+    def describe(self, i: int) -> str:
+        return f"record {i} of {self.title}"
+
+    def labels(self) -> np.ndarray:
+        """Reads the whole split, once: the labels are cached."""
+        where = self.fingerprint + self.data_dir
+        arrays = index_cache.cached(
+            "labels", where, self.scan_labels, lambda arrays: len(arrays["labels"]) == self.count
+        )
+        return arrays["labels"]
+
+    def scan_labels(self) -> dict[str, np.ndarray]:
+        def read(numbers):
+            records = [*self.read(numbers.tolist()), b""]
+            return np.asarray(records, object)[:-1]  # an array of objects even for one record
+
+        def label(record):
+            return tf.reshape(self.parse_record(tf.ensure_shape(record, []))[1], [-1])[0]
+
+        log.info("reading the labels of %d records, once", self.count)
+        numbers = tf.data.Dataset.range(self.count).batch(64)
+        records = numbers.map(lambda i: tf.numpy_function(read, [i], tf.string, stateful=False))
+        labels = records.unbatch().map(label).as_numpy_iterator()
+        return dict(labels=np.fromiter(labels, np.int32, self.count))
 
 
 def load(name: str, split: str, data_dir: str) -> Source:
-    """Opens a split of a prepared data set by its image and label.
-
-    Raises:
-      UserError: it is not prepared, lacks a file or the split, or is not for classification.
-    """
+    """Opens a split of a prepared data set with its image and label."""
     builder = builder_of(name, data_dir)
     image_key, label_key = keys_of(builder.info, name)
-    return open_split(
-        builder, name, split, image_key, tfds_labels.of_feature(builder.info.features, label_key)
-    )
-
-
-def open_split(
-    builder, name: str, split: str, image_key: str, rule: tfds_labels.Rule, scale: int = 1
-) -> Source:
-    """The records of a TFDS split expression, with images and labels as `labels.make_parse` reads
-    them.
-
-    Raises:
-      UserError: there is no such split, or a file is missing.
-    """
-    info = builder.info
-    instructions = instructions_of(info, name, split)
-    is_array_record = info.file_format.value == "array_record"
-    read = array_record_reader(instructions) if is_array_record else tfrecord.Reader(instructions)
-    parse = tfds_labels.make_parse(info.features, image_key, rule, scale)
-    count = sum(part.take for part in instructions)
-    parts = [
-        (os.path.basename(part.filename), part.skip, part.take, part.examples_in_shard)
-        for part in instructions
-    ]
-    sizes = {
-        key: part.num_bytes
-        for key, part in info.splits.items()
-        if key in re.findall(r"[\w.-]+", split)
-    }
-    fingerprint = index_cache.digest(
-        info.full_name, repr(parts), repr(sizes), *([rule.what] if rule.what else [])
-    )
-    return Source(
-        num_examples=count,
-        num_classes=len(rule.names),
-        class_names=tuple(rule.names),
-        read=read,
-        parse=parse,
-        describe=lambda i: f"record {i} of {name} {split}",
-        labels=lambda: read_labels(read, parse, count, fingerprint + os.fspath(builder.data_dir)),
-        fingerprint=fingerprint,
-        set_size=rule.set_size,
-    )
-
-
-def default_data_dir() -> str:
-    import tensorflow_datasets as tfds
-
-    return tfds.core.constants.DATA_DIR
-
-
-def is_known(name: str) -> bool:
-    """Whether TFDS has code for a data set of this name."""
-    import tensorflow_datasets as tfds
-
-    try:
-        tfds.builder_cls(name)
-    except (tfds.core.registered.DatasetNotFoundError, ValueError):
-        return False
-    return True
-
-
-def open_builder(name: str, data_dir: str):
-    """The builder of a data set, prepared or not.
-
-    Raises:
-      UserError: TFDS does not know it.
-    """
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.builder(name, data_dir=data_dir or None)
-    except tfds.core.registered.DatasetNotFoundError:
-        raise UserError(
-            f"TFDS does not know the data set {name!r}, it can't be prepared: correct data.name"
-        ) from None
-    except Exception as error:  # of a damaged dataset_info.json, say, each library's own
-        raise UserError(
-            f"data set {name!r} can't be opened by TFDS: {one_line(error)[:200]}: correct data.name"
-        ) from None
+    rule = tfds_labels.of_feature(builder.info.features, label_key)
+    return Records(builder, name, split, image_key, rule)

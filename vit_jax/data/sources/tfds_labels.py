@@ -105,7 +105,7 @@ def of_feature(features, key: str) -> Rule:
 
 
 def make_parse(features, image_key: str, rule: Rule, scale: int = 1) -> Callable:
-    """f(serialized example, number) -> (encoded image, label int32).
+    """f(serialized example) -> (encoded image, label int32).
 
     Args:
       features: of the TFDS data set.
@@ -116,7 +116,7 @@ def make_parse(features, image_key: str, rule: Rule, scale: int = 1) -> Callable
     decoders = {image_key: tfds.decode.SkipDecoding()}
     partial = type(features)({key: features[key] for key in (image_key, *rule.keys)})
 
-    def parse(record, i):
+    def parse(record):
         example = partial.deserialize_example(record, decoders=decoders)
         image = example[image_key]
         if scale != 1:

@@ -20,7 +20,8 @@ def offsets(path: str, count: int) -> np.ndarray:
     Layout: length uint64, its checksum uint32, payload, checksum uint32.
     """
     found = np.empty((count, 2), np.int64)
-    position, size = 0, storage.stamp(path)[0]
+    position = 0
+    size = storage.stamp(path)[0]
     with storage.open_file(path) as file:
         for i in range(count):
             file.seek(position)
@@ -37,20 +38,19 @@ def offsets(path: str, count: int) -> np.ndarray:
 
 
 def scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
-    """The index of whole shards."""
-    stamps = np.asarray(
-        [storage.stamp(path) for path in paths], np.int64
-    )  # before: what changes meanwhile is noticed
+    """The index of complete shards."""
+    # Read first, so that a change during the scan is noticed.
+    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         rows = list(pool.map(offsets, paths, counts))
     return dict(stamps=stamps, counts=np.asarray(counts, np.int64), rows=np.concatenate(rows))
 
 
-class Reader:
-    """Reads records of a split by number."""
+class Records:
+    """The records of a split, by number."""
 
     def __init__(self, instructions):
-        """`instructions`: TFDS file instructions with filename, skip, take and examples_in_shard."""
+        """`instructions`: of TFDS, with filename, skip, take and examples_in_shard."""
         self.paths = [os.fspath(part.filename) for part in instructions]
         counts = [part.examples_in_shard for part in instructions]
 
@@ -63,18 +63,14 @@ class Reader:
         arrays = index_cache.cached(
             "tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current
         )
-        starts = np.cumsum([0, *counts])
-        spans = [
-            (start + part.skip, part.take)
-            for start, part in zip(starts, instructions, strict=False)
+        starts = np.cumsum([0, *counts[:-1]])
+        chosen = [
+            np.arange(start + part.skip, start + part.skip + part.take)
+            for start, part in zip(starts, instructions, strict=True)
         ]
-        chosen = np.concatenate([np.arange(first, first + take) for first, take in spans])
-        self.rows = arrays["rows"][chosen]
-        self.shard = np.repeat(
-            np.arange(len(instructions), dtype=np.int32), [take for _, take in spans]
-        )
+        self.rows = arrays["rows"][np.concatenate(chosen)]
+        shards = np.arange(len(chosen), dtype=np.int32)
+        self.shard = np.repeat(shards, [len(part) for part in chosen])
 
-    def __call__(self, numbers) -> list[bytes]:
-        return [
-            storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist()) for i in numbers
-        ]
+    def __getitem__(self, i: int) -> bytes:
+        return storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist())

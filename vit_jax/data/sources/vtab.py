@@ -93,4 +93,4 @@ def open_part(name: str, task: Task, found: Found, split: str) -> Source:
         rule = tfds_labels.of_feature(found.builder.info.features, task.label)
     rule = dataclasses.replace(rule, what=f"{task.label} {task.scale}")
     expression, _ = task.splits[split]
-    return tfds_source.open_split(found.builder, name, expression, "image", rule, task.scale)
+    return tfds_source.Records(found.builder, name, expression, "image", rule, task.scale)

@@ -64,14 +64,14 @@ def digest(lines: list[str]) -> str:
 
 def chunks(source: Source) -> Iterator[range]:
     """The numbers of all records, `CHUNK` at a time."""
-    for first in range(0, source.num_examples, CHUNK):
-        yield range(first, min(first + CHUNK, source.num_examples))
+    for first in range(0, len(source), CHUNK):
+        yield range(first, min(first + CHUNK, len(source)))
 
 
 def read_features(source: Source, features, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
     """The values of the features `names` of all records."""
     if not names:
-        return [{}] * source.num_examples
+        return [{}] * len(source)
     partial = type(features)({name: features[name] for name in names})
     parse = tf.function(partial.deserialize_example, input_signature=[tf.TensorSpec([], tf.string)])
     return [

@@ -84,6 +84,11 @@ V3 = ("3.*.*",)
 V4 = ("4.*.*",)
 NATURAL, SPECIALIZED, STRUCTURED = GROUPS
 
+
+def dsprites(label: str, crop: bool = True) -> Task:
+    return Task(STRUCTURED, "dsprites", V2, label, 16, DSPRITES, crop=crop, flip=False, scale=255)
+
+
 VTAB = {
     "caltech101": Task(
         NATURAL, "caltech101", V3, "label", 102, from_train(2_754, 3_060, test=("test", 6_084))
@@ -145,27 +150,8 @@ VTAB = {
         own_splits(6_347, 423, 711),
         crop=False,
     ),
-    "dsprites_label_x_position": Task(
-        STRUCTURED,
-        "dsprites",
-        V2,
-        "dsprites_label_x_position",
-        16,
-        DSPRITES,
-        crop=False,
-        flip=False,
-        scale=255,
-    ),
-    "dsprites_label_orientation": Task(
-        STRUCTURED,
-        "dsprites",
-        V2,
-        "dsprites_label_orientation",
-        16,
-        DSPRITES,
-        flip=False,
-        scale=255,
-    ),
+    "dsprites_label_x_position": dsprites("dsprites_label_x_position", crop=False),
+    "dsprites_label_orientation": dsprites("dsprites_label_orientation"),
     "smallnorb_label_azimuth": Task(
         STRUCTURED, "smallnorb", V2, "label_azimuth", 18, SMALLNORB, flip=False
     ),
