@@ -3,29 +3,30 @@
     python -m vit_jax.train --config=configs/deit3.py:B/16,imagenet2012 --workdir=gs://BUCKET/b16
 
 The argument is VARIANT,DATASET: S/16, B/16, L/16 or H/14, and imagenet2012 (800 epochs;
---config.total_epochs=400 is the paper's shorter run) or imagenet21k. The recipe is that of the
-commands in the authors' README_revenge.md, and of the code behind them. Expected are their logs'
-last lines, validation top-1 at the training resolution. imagenet2012: S/16 at 224 81.4 %, B/16 at
-192 82.8 %, L/16 at 192 84.0 %, H/14 at 160 83.5 %; after fine-tuning at 224, which is another run,
-B/16 83.8 %, L/16 84.9 %, H/14 85.2 %. imagenet21k, on a part that they held out: S/16 54.1 %, B/16
-56.5 %, L/16 57.4 %, H/14 at 128 58.0 %.
+--config.total_epochs=400 is the paper's shorter run) or imagenet21k. The recipe follows the
+commands in the authors' README_revenge.md and their code. Expected validation top-1 at the training
+resolution, from the last lines of their logs. imagenet2012: S/16 at 224 81.4 %, B/16 at 192 82.8 %,
+L/16 at 192 84.0 %, H/14 at 160 83.5 %; after fine-tuning at 224, which is a separate run, B/16
+83.8 %, L/16 84.9 %, H/14 85.2 %. imagenet21k, on their held-out part: S/16 54.1 %, B/16 56.5 %,
+L/16 57.4 %, H/14 at 128 58.0 %.
 
 Cost: imagenet2012: S/16 2.8e19 FLOP, B/16 7.9e19, L/16 2.8e20, H/14 4.8e20. imagenet21k: S/16
 9.4e19, B/16 3.6e20, L/16 1.3e21, H/14 4.0e20.
 
-What differs from theirs:
-- With three copies of each image a batch is 2016, of 672 images, and not 2048.
-- One draw of mixup or CutMix, and its pairs, are for the whole batch; theirs for the 64 to 256
+Differences from theirs:
+- The batch size with three copies of each image is 2016 (672 images), not 2048.
+- Mixup and CutMix draw one value and pair images over the whole batch, not over the 64 to 256
   images of each GPU.
-- The rate of learning falls by the step and to 0, not by the epoch and to 1e-5; it starts at 0, not
-  at 1e-6.
-- LAMB's ratio is for query, key and value each; theirs for the three, which are one array.
-- The class token has a row in the position embedding, so its sum is learned twice as fast.
-- Kernels start by Xavier's rule, theirs normal with 0.02, as the head here.
-- bfloat16 where theirs is float16, also in what the blocks add up, where theirs is float32. They
-  also average parameters (0.99996), but never evaluate the average.
-- Evaluation images are resized by area, theirs bicubic.
-- imagenet21k has our 21,843 classes, and holds out the images that configs/augreg.py does.
+- The learning rate decays per step and to 0, not per epoch and to 1e-5; warm-up starts at 0, not at
+  1e-6.
+- LAMB's trust ratio is computed separately for query, key and value; theirs are one array.
+- The class token has a row in the position embedding, so the sum of both is learned twice as fast.
+- Kernels have Xavier initialisation; theirs are normal with a standard deviation of 0.02, as only
+  the head is here.
+- bfloat16 instead of float16, also in the residual stream, which is float32 in theirs. They also
+  average parameters (0.99996), but never evaluate the average.
+- Evaluation images are resized by area, not bicubically.
+- imagenet21k has our 21,843 classes and the held-out images of configs/augreg.py.
 """
 
 import ml_collections
@@ -49,7 +50,7 @@ RECIPES = {
     },
 }
 WARMUP_EPOCHS = 5
-HELD_OUT = 51_200  # of imagenet21k
+HELD_OUT = 51_200  # images of imagenet21k
 
 
 def get_config(arg="B/16,imagenet2012"):
@@ -59,7 +60,7 @@ def get_config(arg="B/16,imagenet2012"):
         known = ", ".join(
             f"{variant},{dataset}" for dataset, row in RECIPES.items() for variant in row
         )
-        raise UserError(f"configs/deit3.py has no recipe for {arg}: it has {known}")
+        raise UserError(f"configs/deit3.py has no recipe for {arg}: use one of {known}")
     epochs, image_size, lr, wd, droppath = RECIPES[dataset][variant]
 
     config = ml_collections.ConfigDict()
@@ -74,8 +75,7 @@ def get_config(arg="B/16,imagenet2012"):
     )
     config.model.update(droppath=droppath, droppath_shape="constant")
     config.model.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    # FusedLAMB of apex clips the gradient to 1.0 by itself, and their main.py gives it Adam's
-    # epsilon.
+    # Apex's FusedLAMB clips the gradient to 1.0 by default, and their main.py sets Adam's epsilon.
     config.optim = dict(
         name="lamb", lr=lr, wd=wd, schedule="cosine", b1=0.9, b2=0.999, eps=1e-8, grad_clip_norm=1.0
     )
@@ -90,9 +90,10 @@ def get_config(arg="B/16,imagenet2012"):
     else:
         config.label_smoothing = 0.1
         config.data.update(split=f"train[{HELD_OUT}:]", batch_size=2048, crop="simple")
-        split, examples = f"train[:{HELD_OUT}]", examples - HELD_OUT
+        split = f"train[:{HELD_OUT}]"
+        examples -= HELD_OUT
     config.optim.warmup_steps = round(WARMUP_EPOCHS * examples / config.data.batch_size)
-    # The whole of the small side: --eval-crop-ratio 1.0.
+    # The full shorter side: --eval-crop-ratio 1.0.
     config.evals = dict(val=dict(every=2500, data=dict(split=split, crop="central", fraction=1.0)))
     config.checkpoint = dict(every=1000)
     return config

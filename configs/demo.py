@@ -2,14 +2,14 @@
 
 python -m vit_jax.train --config=configs/demo.py --workdir=/tmp/vit_demo
 
-Expected: about 97.5 % validation top-1; a minute on two CPU cores.
+Expected: about 97.5 % validation top-1. Cost: a minute on two CPU cores.
 """
 
 import ml_collections
 
 
 def get_config():
-    """A 4-block, 96-wide ViT with patches of 4 on images of 24 x 24 pixels."""
+    """A ViT of 4 blocks and width 96 with 4 x 4 patches on images of 24 x 24 pixels."""
     config = ml_collections.ConfigDict()
     config.total_epochs = 50
     config.mixup = 0.3

@@ -1,13 +1,14 @@
-"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from our weights or
-published ones.
+r"""Fine-tuning of the ViT paper, arXiv 2010.11929 table 4 and appendix B.1.1, from our or published
+weights.
 
-    python -m vit_jax.train --config=configs/finetune.py:B/16,cifar10 --config.init_from=B_16.npz --workdir=/tmp/cifar10
+    python -m vit_jax.train --config=configs/finetune.py:B/16,cifar10 --config.init_from=B_16.npz \
+        --workdir=/tmp/cifar10
 
-The learning rate is one of those that the paper tries, LR_GRID[dataset]. It chooses on a part of
-train held out for it, HELD_OUT[dataset] (for CIFAR train on train[:98%] and evaluate on
-train[98%:]), and then trains on all of it. Expected after pretraining on ImageNet-21k (paper, table
-5): B/16 cifar10 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %, oxford_iiit_pet 94.43 %,
-oxford_flowers102 99.38 %; L/16 imagenet2012 85.15 % at 512.
+The learning rate is one of the paper's, LR_GRID[dataset]. The paper chooses it on a held-out share
+of train, HELD_OUT[dataset] (for CIFAR, train on train[:98%] and evaluate on train[98%:]), and then
+trains on all of train. Expected after pretraining on ImageNet-21k (paper, table 5): B/16 cifar10
+98.95 %, cifar100 91.67 %, imagenet2012 83.97 %, oxford_iiit_pet 94.43 %, oxford_flowers102 99.38 %;
+L/16 imagenet2012 85.15 % at 512.
 
 Cost: B/16 at 384, 10,000 steps of 512 images: 1.7e18 FLOP.
 """
@@ -23,7 +24,7 @@ TABLE_4 = {
     "cifar10": (10_000, (0.001, 0.003, 0.01, 0.03)),
     "oxford_iiit_pet": (500, (0.001, 0.003, 0.01, 0.03)),
     "oxford_flowers102": (500, (0.001, 0.003, 0.01, 0.03)),
-    "vtab": (2_500, (0.01,)),  # every one of the 19 tasks, and any data set that is not named here
+    "vtab": (2_500, (0.01,)),  # each of the 19 tasks, and any data set not listed here
 }
 LR_GRID = {name: grid for name, (_, grid) in TABLE_4.items()}
 # Appendix B.1.1: share of train on which the learning rate is chosen.
@@ -34,10 +35,9 @@ HELD_OUT = {
     "oxford_iiit_pet": 0.10,
     "oxford_flowers102": 0.10,
 }
-# Table 1 and 2 of the paper, ImageNet: higher resolution, and Polyak averaging.
+# Tables 1 and 2 of the paper, ImageNet: higher resolution and Polyak averaging.
 IMAGENET_RESOLUTION = {"L/16": 512, "H/14": 518}
-# The paper gives no warm-up; the published code has 500 steps of warm-up, here at most a fifth of
-# the run.
+# The paper gives no warm-up; the published code has 500 steps, here at most a fifth of the run.
 WARMUP = 500
 
 

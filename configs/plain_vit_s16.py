@@ -3,7 +3,7 @@ top-1.
 
     python -m vit_jax.train --config=configs/plain_vit_s16.py --workdir=gs://BUCKET/s16
 
-Cost: 6 to 7 hours on a TPU v3-8, as the authors report for theirs. 300 epochs:
+Cost: 6 to 7 hours on a TPU v3-8, as the authors report for their code. For 300 epochs use
 --config.total_epochs=300.
 """
 
@@ -11,7 +11,7 @@ import ml_collections
 
 
 def get_config():
-    """Differences to the ViT paper: batch 1024, mean pooling, fixed 2D sine-cosine embedding,
+    """Differences from the ViT paper: batch 1024, mean pooling, fixed 2D sin-cos embedding,
     RandAugment and mixup.
     """
     config = ml_collections.ConfigDict()

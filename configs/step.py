@@ -1,18 +1,18 @@
-"""What `vit_jax.benchmark step|checkpoint|startup` measures by default: supervised training of a
-plain ViT at 224 px.
+"""The default of `vit_jax.benchmark step|checkpoint|startup`: supervised training of a plain ViT at
+224 pixels.
 
     python -m vit_jax.benchmark step --models=Ti/16:16,S/16:8
 
-Cost: a minute per model on two CPU cores. Expected: no accuracy; the 1,000 classes stand for
-ImageNet-1k's, and the images are scanned digits.
+Cost: a minute per model on two CPU cores. It is not meant to reach any accuracy: it has as many
+classes as ImageNet-1k, but its images are scanned digits.
 """
 
 import ml_collections
 
 
 def get_config(variant: str = "Ti/16"):
-    """The model and optimizer of big_vision's plain ViT baseline, in bfloat16, with the batch of
-    one CPU.
+    """The model and optimizer of big_vision's plain ViT baseline, in bfloat16, with a batch for a
+    CPU.
     """
     config = ml_collections.ConfigDict()
     config.total_steps = 1000

@@ -355,7 +355,7 @@ def test_deit3_is_arxiv_2204_07118(row):
         ("augreg.py:B/16,cifar10", "has no recipe for cifar10: choose imagenet2012 or imagenet21k"),
         (
             "deit3.py:Ti/16,imagenet2012",
-            "has no recipe for Ti/16,imagenet2012: it has S/16,imagenet2012",
+            "has no recipe for Ti/16,imagenet2012: use one of S/16,imagenet2012",
         ),
     ],
 )

@@ -1,5 +1,4 @@
-"""The demonstration behind `make demo`: pretrain on digits, fine-tune at a higher resolution,
-evaluate both.
+"""Runs `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both.
 
 python -m vit_jax.demo [--workdir=DIR]
 """
@@ -24,54 +23,43 @@ STAGES = ("pretrain", "finetune")
 
 
 def commands(workdir: pathlib.Path) -> list[list[str]]:
-    """What a user would type, in order."""
-    train, evaluate = ["python", "-m", "vit_jax.train"], ["python", "-m", "vit_jax.evaluate"]
+    """The commands that a user would type, in order."""
     pretrain, finetune = (workdir / stage for stage in STAGES)
+
+    def module(name: str, config: str, *arguments: str) -> list[str]:
+        return ["python", "-m", f"vit_jax.{name}", f"--config=configs/{config}", *arguments]
+
+    def evaluate(folder: pathlib.Path) -> list[str]:
+        options = [f"--config.init_from={folder}", f"--json={folder}/test.json"]
+        return module("evaluate", "evaluate.py:digits,test", *options)
+
+    init_from = f"--config.init_from={pretrain}"
     return [
-        [*train, "--config=configs/demo.py", f"--workdir={pretrain}"],
-        [
-            *train,
-            "--config=configs/demo_finetune.py",
-            f"--config.init_from={pretrain}",
-            f"--workdir={finetune}",
-        ],
-        *(
-            [
-                *evaluate,
-                "--config=configs/evaluate.py:digits,test",
-                f"--config.init_from={folder}",
-                f"--json={folder}/test.json",
-            ]
-            for folder in (pretrain, finetune)
-        ),
+        module("train", "demo.py", f"--workdir={pretrain}"),
+        module("train", "demo_finetune.py", init_from, f"--workdir={finetune}"),
+        evaluate(pretrain),
+        evaluate(finetune),
     ]
 
 
 def run_command(command: list[str]) -> None:
-    """Shows and runs one command from the root of the project.
-
-    Raises:
-      NegativeResult: it failed; its own last line says why.
-    """
-    print(f"\n$ {shlex.join(command)}", flush=True)
-    code = subprocess.run(
-        [sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
-    ).returncode
-    if code:
-        raise NegativeResult(
-            f"`{shlex.join(command)}` ended with exit code {code}: see its last line above"
-        )
+    """Prints and runs one command from the root of the repository."""
+    text = shlex.join(command)
+    print(f"\n$ {text}", flush=True)
+    words = [sys.executable, *command[1:]]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise NegativeResult(f"`{text}` ended with exit code {done.returncode}: see the line above")
 
 
 def report(workdir: pathlib.Path, seconds: float) -> None:
     """Draws the curves and prints the table."""
     folders = {stage: epath.Path(workdir / stage) for stage in STAGES}
     losses = {"training loss (with mixup)": "train/loss", "validation loss": "eval/val/loss"}
+    accuracies = {"validation top-1": "eval/val/top1"}
     figures.curves(folders, losses, epath.Path(workdir / "loss.png"))
-    figures.curves(
-        folders, {"validation top-1": "eval/val/top1"}, epath.Path(workdir / "accuracy.png")
-    )
-    table = Table(title=f"digits, {seconds:.0f} seconds in all")
+    figures.curves(folders, accuracies, epath.Path(workdir / "accuracy.png"))
+    table = Table(title=f"digits, {seconds:.0f} seconds in total")
     for column in ("stage", "image size", "validation top-1", "test top-1"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for stage, folder in folders.items():
@@ -87,7 +75,7 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
 
 def add_arguments(parser, part: str) -> None:
     parser.add_argument(
-        "--workdir", default="demo_workdir", help="replaced if it is there (default: %(default)s)"
+        "--workdir", default="demo_workdir", help="replaced if it exists (default: %(default)s)"
     )
 
 

@@ -10,31 +10,26 @@ from vit_jax.train.metrics import read_lines
 
 def series(workdir: epath.Path, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric of a run."""
-    points = [
-        (line["step"], line[name]) for line in read_lines(workdir / "metrics.jsonl") if name in line
-    ]
-    return [step for step, _ in points], [value for _, value in points]
+    lines = [line for line in read_lines(workdir / "metrics.jsonl") if name in line]
+    return [line["step"] for line in lines], [line[name] for line in lines]
 
 
 def curves(runs: Mapping[str, epath.Path], lines: Mapping[str, str], path: epath.Path) -> None:
-    """Draws metrics of every run, side by side with a common vertical axis, as a PNG.
+    """Draws metrics of every run as a PNG, one panel per run with a shared vertical axis.
 
     Args:
       runs: title -> workdir.
-      lines: label -> key of metrics.jsonl; the first is drawn thin where there are several.
+      lines: label -> key of metrics.jsonl; with several, the first is drawn as a thin line and the
+        others with markers.
       path: of the PNG.
     """
     figure = Figure(figsize=(4.5 * len(runs), 3.4), layout="constrained")
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (title, workdir) in zip(panels, runs.items(), strict=True):
         for i, (label, name) in enumerate(lines.items()):
-            thin = i == 0 and len(lines) > 1
-            panel.plot(
-                *series(workdir, name),
-                label=label,
-                linewidth=0.8 if thin else 2.0,
-                marker=None if thin else "o",
-            )
+            is_thin = i == 0 and len(lines) > 1
+            style = dict(linewidth=0.8) if is_thin else dict(linewidth=2.0, marker="o")
+            panel.plot(*series(workdir, name), label=label, **style)
         panel.set(title=title, xlabel="step")
         panel.grid(alpha=0.3)
     panels[0].legend()
