@@ -1,4 +1,4 @@
-"""Which code runs: versions of the packages that affect numbers, the commit, a digest of our files."""
+"""Which code runs: versions of packages that affect results, the commit, a digest of our files."""
 
 import functools
 import hashlib
