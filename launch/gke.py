@@ -1,6 +1,7 @@
 """Prints the Kubernetes manifest (a JobSet) that runs a command on TPU slices of GKE.
 
-python -m launch.gke --name=NAME --image=IMAGE --topology=v5e:16x16 [--num_slices=N] -- COMMAND ... | kubectl apply -f -
+python -m launch.gke --name=NAME --image=IMAGE --topology=v5e:16x16 [--num_slices=N] \\
+  -- COMMAND ... | kubectl apply -f -
 """
 
 import argparse
@@ -20,14 +21,14 @@ SMALL_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: A <= B <= C, 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What GKE calls a TPU, and its shapes, as in
+    """GKE's names for a TPU and the shapes of its slices, from
     https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
     """
 
     accelerator: str
-    machine: str  # without the number of its chips
+    machine: str  # type, without the number of chips
     shapes: tuple[str, ...]
-    max_chips: int  # of a slice
+    max_chips: int  # in a slice
 
 
 CHIPS = {
@@ -36,75 +37,75 @@ CHIPS = {
     "v5p": Chip("tpu-v5p-slice", "ct5p-hightpu", SMALL_CUBES, 6144),
     "v6e": Chip("tpu-v6e-slice", "ct6e-standard", PLANE, 256),
 }
-CHIPS_PER_HOST = 4  # but for 1x1
+CHIPS_PER_HOST = 4  # except in 1x1
 
 POOL = "cloud.google.com/gke-nodepool"
-# 8471: chips of a slice among themselves; 8080: slices among themselves; 8482: JAX's processes.
+# 8471: between chips of a slice; 8080: between slices; 8482: between JAX's processes.
 PORTS = (8471, 8080, 8482)
-GRACE_SECONDS = 600  # to save after SIGTERM; spot nodes grant less, whatever stands here
-START_SECONDS = 1800  # between the first pod and the last: nodes and images come when they come
-MAX_RESTARTS = 100  # every preemption is one
-STOPS = [
-    1,
-    2,
-    126,
-    127,
-    128,
-]  # a negative result, wrong input, a command that can't be started: all come again
+GRACE_SECONDS = 600  # to save after SIGTERM; spot nodes always have less
+START_SECONDS = 1800  # between the first pod and the last, for slow nodes and images
+MAX_RESTARTS = 100  # each preemption counts
+# Exit codes after which a restart would fail again: a negative result, wrong input, and a command
+# that can't be started.
+STOPS = [1, 2, 126, 127, 128]
 
 
 class Quoted(str):
-    """A string that stands in quotes, for YAML readers disagree about which plain words are
-    numbers.
-    """
+    """A string to be quoted in YAML, since readers disagree about which plain words are numbers."""
 
 
 class Dumper(yaml.SafeDumper):
     pass
 
 
-Dumper.add_representer(
-    Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
-)
+def quote(dumper: Dumper, text: Quoted) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+Dumper.add_representer(Quoted, quote)
 
 
 def slice_shape(topology: str) -> tuple[Chip, str, int, int]:
-    """Splits such as v5e:16x16 into chip, shape, hosts, chips per host; UserError where GKE has no
-    such slice.
+    """Chip, shape, number of hosts and chips per host of a topology such as v5e:16x16; UserError if
+    GKE has no such slice.
     """
     kind, _, shape = topology.partition(":")
     if kind not in CHIPS:
         raise UserError(
-            f"--topology={topology}: the TPU is none of {', '.join(CHIPS)}: give one such as "
+            f"--topology={topology}: the TPU is not one of {', '.join(CHIPS)}: give one such as "
             "v5e:16x16"
         )
     chip = CHIPS[kind]
-    sides = [int(side) for side in shape.split("x")] if re.fullmatch(r"\d+(x\d+)+", shape) else []
-    cube = chip.shapes is SMALL_CUBES and len(sides) == 3 and sides == sorted(sides)
-    large = (
-        cube
-        and sides[0] > 0
-        and not any(side % 4 for side in sides)
-        and math.prod(sides) <= chip.max_chips
-    )
-    if shape not in chip.shapes and not large:
-        more = f" and AxBxC of multiples of 4, A <= B <= C, up to {chip.max_chips} chips"
-        known = ", ".join(chip.shapes) + (more if chip.shapes is SMALL_CUBES else "")
+    if shape not in chip.shapes and not is_large_cube(chip, shape):
+        known = ", ".join(chip.shapes)
+        if chip.shapes is SMALL_CUBES:
+            known += f" and AxBxC of multiples of 4, A <= B <= C, up to {chip.max_chips} chips"
         raise UserError(
-            f"--topology={topology}: no slice of {kind} has the shape {shape!r}: there are {known}"
+            f"--topology={topology}: no slice of {kind} has the shape {shape!r}: choose {known}"
         )
-    chips = math.prod(sides)
+    chips = math.prod(map(int, shape.split("x")))
     return chip, shape, max(chips // CHIPS_PER_HOST, 1), min(chips, CHIPS_PER_HOST)
 
 
+def is_large_cube(chip: Chip, shape: str) -> bool:
+    """Whether a shape is AxBxC, A <= B <= C, all multiples of 4, and the chip has such slices."""
+    if chip.shapes is not SMALL_CUBES or not re.fullmatch(r"\d+x\d+x\d+", shape):
+        return False
+    sides = [int(side) for side in shape.split("x")]
+    if sides != sorted(sides) or sides[0] == 0 or any(side % 4 for side in sides):
+        return False
+    return math.prod(sides) <= chip.max_chips
+
+
 def pod_spec(args: argparse.Namespace, command: list[str]) -> dict:
-    """The pod of one host; `command` reaches the process word by word, without a shell."""
+    """The pod of one host, which runs `command` word for word, without a shell."""
     chip, shape, _, chips = slice_shape(args.topology)
     tpus = {"google.com/tpu": chips}
     spec = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "hostNetwork": True,  # slices talk faster without the pods' network; DNS then needs the next line
+        # Slices communicate faster without the pods' network; DNS then needs the next line.
+        "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
         "nodeSelector": {
             "cloud.google.com/gke-tpu-accelerator": chip.accelerator,
@@ -114,7 +115,7 @@ def pod_spec(args: argparse.Namespace, command: list[str]) -> dict:
             {
                 "name": "main",
                 "image": Quoted(args.image),
-                # Kubernetes makes one $ of $$, and a variable of $(NAME).
+                # Kubernetes turns $$ into $, and $(NAME) into the value of a variable.
                 "command": [Quoted(word.replace("$", "$$")) for word in command],
                 "env": [{"name": "VIT_JAX_START_TIMEOUT", "value": str(START_SECONDS)}],
                 "ports": [{"containerPort": port} for port in PORTS],
@@ -131,7 +132,7 @@ def pod_spec(args: argparse.Namespace, command: list[str]) -> dict:
 
 
 def job_spec(args: argparse.Namespace, command: list[str]) -> dict:
-    """The Job of one slice: a pod on each host, and none is started alone a second time."""
+    """The Job of one slice: a pod on each host, none of which is restarted alone."""
     hosts = slice_shape(args.topology)[2]
     return {
         "completionMode": "Indexed",
@@ -140,7 +141,7 @@ def job_spec(args: argparse.Namespace, command: list[str]) -> dict:
         "backoffLimit": 0,
         "podFailurePolicy": {
             "rules": [
-                # First: a pod that is taken away may end with any code.
+                # First, because a pod that is taken away may end with any code.
                 {
                     "action": "Count",
                     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -156,16 +157,16 @@ def job_spec(args: argparse.Namespace, command: list[str]) -> dict:
 
 
 def manifest(args: argparse.Namespace, command: list[str]) -> dict:
-    """The JobSet: `STOPS` end it, anything else (75 after a preemption, lost nodes) starts all
-    slices anew.
+    """The JobSet: `STOPS` end it; anything else (75 after a preemption, a lost node) restarts all
+    slices.
     """
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
             "name": Quoted(args.name),
-            # A slice is a node pool; without this its pods may be spread over several that have the
-            # same shape.
+            # A slice is a node pool; without this its pods may be spread over several node pools
+            # of the same shape.
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": POOL},
         },
         "spec": {
@@ -194,37 +195,36 @@ def check(args: argparse.Namespace, command: list[str]) -> None:
     hosts = slice_shape(args.topology)[2]
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         raise UserError(
-            f"--name={args.name}: choose up to 40 of a-z, 0-9 and -, the first a letter, the last "
-            "no -"
+            f"--name={args.name} is not a valid name: choose up to 40 characters from a-z, 0-9 and "
+            "-, the first a letter, the last not -"
         )
     if args.num_slices < 1:
-        raise UserError(f"--num_slices={args.num_slices}: give a number from 1")
+        raise UserError(f"--num_slices={args.num_slices} is less than 1: give 1 or more")
     if args.num_slices > 1 and hosts == 1:
         raise UserError(
-            f"--topology={args.topology} is one host: GKE joins only slices of several: give a "
-            "larger one"
+            f"--topology={args.topology} has one host: GKE joins only slices of several hosts: "
+            "give a larger one"
         )
     if not command:
-        raise UserError("no command: give it behind --, as -- python -m vit_jax.train ...")
+        raise UserError("no command: give it after --, such as -- python -m vit_jax.train ...")
 
 
 def render(args: argparse.Namespace, command: list[str]) -> None:
     check(args, command)
     chip, shape, hosts, chips = slice_shape(args.topology)
-    # Pods on the nodes' network act as the nodes' service account, as far as these scopes let it.
+    # Pods on the nodes' network act as the nodes' service account, within these scopes.
     pool = f"--scopes=cloud-platform --machine-type={chip.machine}-{chips}t --num-nodes={hosts}"
-    pool += f" --tpu-topology={shape}" * (hosts > 1) + " --spot" * args.spot
+    if hosts > 1:
+        pool += f" --tpu-topology={shape}"
+    if args.spot:
+        pool += " --spot"
     print(f"# Node pools that it needs, {args.num_slices} in all:")
     print(
         "# gcloud container node-pools create POOL --cluster=CLUSTER --location=REGION "
         f"--node-locations=ZONE {pool}"
     )
-    print(
-        yaml.dump(
-            manifest(args, command), Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True
-        ),
-        end="",
-    )
+    options = dict(Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    print(yaml.dump(manifest(args, command), **options), end="")
 
 
 def main(argv: list[str]) -> int:
@@ -239,7 +239,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--image", required=True, help="made with launch/Dockerfile")
     parser.add_argument(
-        "--topology", required=True, help=f"TPU ({', '.join(CHIPS)}) and shape of a slice"
+        "--topology", required=True, help=f"TPU ({', '.join(CHIPS)}) and shape of each slice"
     )
     parser.add_argument("--num_slices", type=int, default=1)
     parser.add_argument("--spot", action="store_true", help="on spot nodes")

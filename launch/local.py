@@ -17,7 +17,7 @@ import time
 from vit_jax.cli import ArgumentParser
 from vit_jax.errors import Preempted
 
-GRACE_S = 15  # for the others to end by themselves after one failed
+GRACE_S = 15  # for the other processes to end by themselves after one failed
 
 
 def free_port() -> int:
@@ -27,8 +27,8 @@ def free_port() -> int:
 
 
 def environment(index: int, count: int, port: int, devices: int) -> dict[str, str]:
-    """The variables by which `vit_jax.distributed.processes.start` finds the job; `devices` > 0
-    fakes CPU devices.
+    """Variables by which `vit_jax.distributed.processes.start` finds the job; `devices` above 0
+    also fakes so many CPU devices.
     """
     extra = dict(
         VIT_JAX_COORDINATOR=f"localhost:{port}",
@@ -36,9 +36,8 @@ def environment(index: int, count: int, port: int, devices: int) -> dict[str, st
         VIT_JAX_PROCESS_ID=str(index),
     )
     if devices:
-        flags = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-        )
+        flags = os.environ.get("XLA_FLAGS", "")
+        flags += f" --xla_force_host_platform_device_count={devices}"
         extra |= dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags.strip())
     return os.environ | extra
 
@@ -53,24 +52,17 @@ def copy_lines(source, target, prefix: str) -> None:
 def start(
     command: list[str], index: int, env: dict[str, str], logs: pathlib.Path | None
 ) -> subprocess.Popen:
-    """Starts one process: its output goes to logs/process_I.txt, or here, each line with its number
-    in front.
+    """Starts one process. Its output goes to logs/process_I.txt, or here with its number before
+    each line.
 
-    In a session of its own, so that Ctrl-C reaches it once: from us.
+    It has a session of its own, so that Ctrl-C reaches it only once: from us.
     """
+    options = dict(env=env, start_new_session=True)
     if logs:
         with (logs / f"process_{index}.txt").open("w") as file:
-            return subprocess.Popen(
-                command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-    pipes = dict(
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    job = subprocess.Popen(command, env=env, **pipes)
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **options)
+    options |= dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    job = subprocess.Popen(command, **options)
     job.readers = [
         threading.Thread(target=copy_lines, args=(source, target, f"[{index}] "))
         for source, target in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
@@ -81,18 +73,18 @@ def start(
 
 
 @contextlib.contextmanager
-def handing_on_signals(jobs: list[subprocess.Popen]):
-    """SIGTERM, Ctrl-C and a closed terminal go to every process; a second one kills them."""
+def forwarding_signals(jobs: list[subprocess.Popen]):
+    """Forwards SIGTERM, Ctrl-C and SIGHUP to every process; a second signal kills them."""
     received = []
 
-    def hand_on(number, frame):
+    def forward(number, frame):
         received.append(number)
         for job in jobs:
             if job.poll() is None:
                 job.send_signal(number if len(received) == 1 else signal.SIGKILL)
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.signal(number, hand_on) for number in numbers]
+    before = [signal.signal(number, forward) for number in numbers]
     try:
         yield
     finally:
@@ -101,40 +93,49 @@ def handing_on_signals(jobs: list[subprocess.Popen]):
 
 
 def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:
-    """Waits until all ended; kills the others `GRACE_S` after one failed.
+    """Waits until all have ended; kills the others `GRACE_S` after one failed.
 
     Returns:
-      (index, exit code) of the first that failed, else of one that was preempted, else of process
-      0.
+      (index, exit code) of the first process that failed, else of one that was preempted, else of
+      process 0.
     """
-    failed, deadline = None, float("inf")
+    failed = None
+    deadline = float("inf")
     while None in [job.poll() for job in jobs]:
-        bad = [
-            i for i, job in enumerate(jobs) if job.returncode not in (None, 0, Preempted.exit_code)
-        ]
-        if failed is None and bad:
-            failed, deadline = bad[0], time.monotonic() + GRACE_S
+        if failed is None:
+            failed = first_failed(jobs)
+            if failed is not None:
+                deadline = time.monotonic() + GRACE_S
         if time.monotonic() > deadline:
             for job in jobs:
                 job.kill()
         time.sleep(0.05)
-    for reader in [reader for job in jobs for reader in getattr(job, "readers", ())]:
-        reader.join()
+    for job in jobs:
+        for reader in getattr(job, "readers", ()):
+            reader.join()
+    if failed is None:
+        failed = first_failed(jobs)
     codes = [job.returncode for job in jobs]
-    worst = [i for i, code in enumerate(codes) if code not in (0, Preempted.exit_code)] or [
-        codes.index(max(codes))
-    ]
-    index = worst[0] if failed is None else failed
-    return index, codes[index] if codes[index] >= 0 else 128 - codes[index]
+    index = codes.index(max(codes)) if failed is None else failed
+    if codes[index] < 0:  # killed by a signal
+        return index, 128 - codes[index]
+    return index, codes[index]
+
+
+def first_failed(jobs: list[subprocess.Popen]) -> int | None:
+    """The index of the first process that ended with neither 0 nor 75 (preempted)."""
+    ended_well = (None, 0, Preempted.exit_code)
+    return next((i for i, job in enumerate(jobs) if job.returncode not in ended_well), None)
 
 
 def run(command: list[str], count: int, devices: int, logs: pathlib.Path | None) -> int:
-    """Runs the processes to their end and returns the exit code of the job."""
+    """Runs all processes and returns the exit code of the job."""
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
         print(f"launch.local: {count} processes write to {logs}/process_I.txt", file=sys.stderr)
-    port, jobs = free_port(), []
-    with handing_on_signals(jobs):
+    port = free_port()
+    jobs = []
+    with forwarding_signals(jobs):
         for i in range(count):
             jobs.append(start(command, i, environment(i, count, port, devices), logs))
         index, code = wait(jobs)
@@ -146,9 +147,8 @@ def run(command: list[str], count: int, devices: int, logs: pathlib.Path | None)
     elif code:
         print(f"launch.local: process {index} ended first, with exit code {code}", file=sys.stderr)
         if logs:
-            print(
-                (logs / f"process_{index}.txt").read_text(errors="replace")[-2000:], file=sys.stderr
-            )
+            text = (logs / f"process_{index}.txt").read_text(errors="replace")
+            print(text[-2000:], file=sys.stderr)
     return code
 
 
@@ -156,12 +156,19 @@ def main(argv: list[str]) -> int:
     parser = ArgumentParser("launch.local", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--num_processes", type=int, required=True, metavar="N")
     parser.add_argument(
-        "--devices", type=int, default=0, metavar="K", help="CPU devices of each; 0: what JAX finds"
+        "--devices",
+        type=int,
+        default=0,
+        metavar="K",
+        help="fake CPU devices of each process; 0: the devices that JAX finds",
     )
     parser.add_argument(
-        "--logs", type=pathlib.Path, metavar="DIR", help="output goes to files here, one for each"
+        "--logs",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="write the output of each process to a file here",
     )
-    parser.add_argument("command", nargs="+", help="behind --")
+    parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args(argv)
     if args.num_processes < 1:
         parser.error(f"--num_processes={args.num_processes} must be at least 1")

@@ -1,6 +1,4 @@
-"""The commands by which `launch.tpu_vm` makes a pod and talks to it, as words; nothing here runs
-anything.
-"""
+"""The gcloud commands by which `launch.tpu_vm` creates and controls a pod; nothing runs here."""
 
 import dataclasses
 import pathlib
@@ -10,14 +8,14 @@ import shlex
 from vit_jax.errors import UserError
 
 ACTIONS = {
-    "create": "ask for the TPUs and wait until they are there",
+    "create": "request the TPUs and wait until they are active",
     "setup": "copy this checkout to every worker and install it",
-    "run": "start the command on every worker, where it goes on without you",
+    "run": "start the command on every worker, in the background",
     "logs": "follow the log of the leading worker",
-    "status": "what the platform and every worker say",
+    "status": "show the state of the TPUs and of every worker",
     "stop": "make the command save and end",
-    "delete": "give the TPUs back",
-    "up": "all of it, again after every preemption until the command is done; then delete",
+    "delete": "release the TPUs",
+    "up": "all of this, again after every preemption until the command is done; then delete",
 }
 RUNTIMES = {  # https://cloud.google.com/tpu/docs/runtimes
     "v2": "tpu-ubuntu2204-base",
@@ -31,8 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHIVES = "/tmp"
 SCRIPT = "vit_jax/launch/worker.sh"
 
-# The files as they are, committed or not, without those that git ignores; the user's own index
-# stays untouched.
+# The files as they are, committed or not, except those that git ignores. An index of its own leaves
+# the user's index alone.
 PACK = (
     'export GIT_INDEX_FILE="$2.index" && cd "$1" && git add --all && '
     'git archive --format=tar.gz --output="$2" "$(git write-tree)" && rm "$GIT_INDEX_FILE"'
@@ -42,11 +40,7 @@ UNPACK = f"mkdir -p vit_jax && tar -xzf vit_jax.tar.gz -C vit_jax && bash {SCRIP
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """A queued resource of `num_slices` TPU VM nodes; its methods give the words of one command.
-
-    Raises:
-      UserError: a field is not what the platform accepts.
-    """
+    """A queued resource of `num_slices` TPU VM nodes; its methods return the words of commands."""
 
     name: str
     zone: str
@@ -60,39 +54,30 @@ class Pod:
     def __post_init__(self):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", self.name):
             raise UserError(
-                f"--name={self.name}: choose up to 50 of a-z, 0-9 and -, the first a letter, the "
-                "last no -"
+                f"--name={self.name} is not a valid name: choose up to 50 characters from a-z, 0-9 "
+                "and -, the first a letter, the last not -"
             )
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", self.zone):
             raise UserError(
-                f"--zone={self.zone} is no zone: give one such as us-west4-a, of those that have "
-                "your TPUs"
+                f"--zone={self.zone} is not a zone: give one that has your TPUs, such as us-west4-a"
             )
         if self.num_slices < 1:
-            raise UserError(f"--num_slices={self.num_slices}: give a number from 1")
+            raise UserError(f"--num_slices={self.num_slices} is less than 1: give 1 or more")
 
     @property
     def nodes(self) -> list[str]:
-        """The names of the slices, which the platform numbers where there are several."""
-        return (
-            [self.name]
-            if self.num_slices == 1
-            else [f"{self.name}-{i}" for i in range(self.num_slices)]
-        )
+        """The names of the slices, which the platform numbers if there are several."""
+        if self.num_slices == 1:
+            return [self.name]
+        return [f"{self.name}-{i}" for i in range(self.num_slices)]
 
     @property
     def archive(self) -> str:
         return f"{ARCHIVES}/{self.name}.tar.gz"
 
     def tpus(self, *words: str) -> list[str]:
-        return [
-            "gcloud",
-            "compute",
-            "tpus",
-            *words,
-            f"--zone={self.zone}",
-            f"--project={self.project}",
-        ]
+        place = [f"--zone={self.zone}", f"--project={self.project}"]
+        return ["gcloud", "compute", "tpus", *words, *place]
 
     def create(self) -> list[str]:
         kind, _, size = (self.accelerator or "").partition("-")
@@ -105,15 +90,13 @@ class Pod:
             f"--accelerator-type={self.accelerator}",
             f"--runtime-version={self.runtime or RUNTIMES[kind]}",
         ]
-        one, many = (
-            [f"--node-id={self.name}"],
-            [f"--node-count={self.num_slices}", f"--node-prefix={self.name}"],
-        )
-        flags += (
-            (one if self.num_slices == 1 else many)
-            + ["--spot"] * self.spot
-            + list(self.create_args)
-        )
+        if self.num_slices == 1:
+            flags += [f"--node-id={self.name}"]
+        else:
+            flags += [f"--node-count={self.num_slices}", f"--node-prefix={self.name}"]
+        if self.spot:
+            flags += ["--spot"]
+        flags += self.create_args
         return self.tpus("queued-resources", "create", self.name, *flags)
 
     def describe(self) -> list[str]:
@@ -129,46 +112,43 @@ class Pod:
         return self.tpus("tpu-vm", "scp", self.archive, f"{node}:vit_jax.tar.gz", "--worker=all")
 
     def ssh(self, node: str, script: str, worker: str = "all") -> list[str]:
-        # Not `queued-resources ssh --node=all`: it returns 0 even where it could not reach a node.
+        # Not `queued-resources ssh --node=all`: it returns 0 even if it could not reach a node.
         return self.tpus("tpu-vm", "ssh", node, f"--worker={worker}", f"--command={script}")
 
     def setup(self) -> list[list[str]]:
         return [self.ssh(node, UNPACK) for node in self.nodes]
 
     def workers(self, *words: str) -> list[list[str]]:
-        """`worker.sh WORDS` on every worker: a command for each slice."""
+        """Commands that run `worker.sh WORDS` on every worker, one for each slice."""
         return [self.ssh(node, shlex.join(["bash", SCRIPT, *words])) for node in self.nodes]
 
-    def logs(self, everyone: bool) -> list[list[str]]:
-        leader = [self.ssh(self.nodes[0], f"bash {SCRIPT} logs", worker="0")]
-        return self.workers("logs") if everyone else leader
+    def logs(self, all_workers: bool) -> list[list[str]]:
+        if all_workers:
+            return self.workers("logs")
+        return [self.ssh(self.nodes[0], f"bash {SCRIPT} logs", worker="0")]
 
 
-def plan(pod: Pod, action: str, command: list[str], everyone: bool, keep: bool) -> list[str]:
-    """The lines of shell that stand for an action of `launch.tpu_vm`, in order; each can be pasted."""
+def plan(pod: Pod, action: str, command: list[str], all_workers: bool, keep: bool) -> list[str]:
+    """The shell commands of an action of `launch.tpu_vm`, in order, ready to be pasted."""
     ready = f'until [ "$({shlex.join(pod.describe())})" = ACTIVE ]; do sleep 60; done'
     copies = [pod.pack(), *map(pod.copy, pod.nodes), *pod.setup()]
     delete = shlex.join(pod.delete())
     if action == "create":
         return [shlex.join(pod.create()), ready]
     if action == "up":
-        lines = [
-            shlex.join(pod.create()),
-            ready,
-            *map(shlex.join, [*copies, *pod.workers("run", *command)]),
-        ]
-        for status in pod.workers("status"):
-            lines.append(
-                f"while {shlex.join(status)} | cut -f3 | grep -qx running; do sleep 60; done"
-            )
-        lines += [
+        lines = [shlex.join(pod.create()), ready]
+        lines += map(shlex.join, [*copies, *pod.workers("run", *command)])
+        for status in map(shlex.join, pod.workers("status")):
+            lines.append(f"while {status} | cut -f3 | grep -qx running; do sleep 60; done")
+        lines.append(
             "# Preempted (SUSPENDED, FAILED, or exit code 75): the next line, then all of it again."
-        ]
-        return [*lines, f"# {delete}" if keep else delete]
+        )
+        lines.append(f"# {delete}" if keep else delete)
+        return lines
     commands = {
         "setup": copies,
         "run": pod.workers("run", *command),
-        "logs": pod.logs(everyone),
+        "logs": pod.logs(all_workers),
         "status": [pod.describe(), *pod.workers("status")],
         "stop": pod.workers("stop"),
         "delete": [pod.delete()],

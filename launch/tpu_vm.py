@@ -1,7 +1,8 @@
-"""Runs a command on a pod of Cloud TPU VMs: asks for the TPUs, sets them up, runs, watches,
-restarts after preemption.
+"""Runs a command on a pod of Cloud TPU VMs: requests the TPUs, sets them up, runs the command,
+watches it, and restarts it after preemptions.
 
-python -m launch.tpu_vm up --name=NAME --zone=ZONE --project=PROJECT --accelerator=v5litepod-256 -- COMMAND ...
+python -m launch.tpu_vm up --name=NAME --zone=ZONE --project=PROJECT \\
+  --accelerator=v5litepod-256 -- COMMAND ...
 """
 
 import argparse
@@ -18,16 +19,14 @@ from vit_jax import cli, errors
 from vit_jax.errors import NegativeResult, Preempted, UserError
 
 POLL_SECONDS = 60
-ASK_SECONDS = 300  # ssh to a machine that is gone hangs for long
-MAX_SILENT = 3  # polls without an answer from the workers until the pod counts as lost
-MAX_SPLIT = (
-    10  # polls in which some workers have ended and others run, which will not end by themselves
-)
-MAX_FAILURES = 5  # in a row; preemptions are none
+SSH_TIMEOUT_SECONDS = 300  # ssh to a machine that no longer exists hangs for long
+MAX_SILENT = 3  # polls without an answer, after which the workers count as lost
+MAX_SPLIT = 10  # polls in which only some workers run, after which they count as hanging
+MAX_FAILURES = 5  # in a row, not counting preemptions
 
 
 class GcloudFailed(NegativeResult):
-    """A gcloud command failed, which may pass: the network, a login that has expired."""
+    """A gcloud command failed, perhaps temporarily: no network, an expired login."""
 
 
 def say(message: str) -> None:
@@ -35,130 +34,129 @@ def say(message: str) -> None:
 
 
 def call(*commands: list[str]) -> None:
-    """Runs the commands side by side; raises GcloudFailed where one fails, behind what it printed."""
+    """Runs commands in parallel; raises GcloudFailed if one fails, after what it printed."""
     jobs = [subprocess.Popen(command) for command in commands]
     for job, code in [(job, job.wait()) for job in jobs]:
         if code:
             raise GcloudFailed(
-                f"exit code {code} of {shlex.join(job.args)}: mend what it says above and try again"
+                f"{shlex.join(job.args)} failed with exit code {code}: fix what it reports above "
+                "and try again"
             )
 
 
 def state_of(pod: Pod) -> str:
-    """State of the queued resource, such as ACTIVE; "" where there is none; GcloudFailed where it
-    can't be asked.
+    """State of the queued resource, such as ACTIVE; "" if there is none; GcloudFailed if gcloud
+    can't tell.
     """
     done = subprocess.run(pod.describe(), capture_output=True, text=True, check=False)
-    if done.returncode and "NOT_FOUND" not in done.stderr:
-        raise GcloudFailed(
-            f"{shlex.join(pod.describe())} says {done.stderr.strip()}: mend it and try again"
-        )
-    return "" if done.returncode else done.stdout.strip()
+    if done.returncode == 0:
+        return done.stdout.strip()
+    if "NOT_FOUND" in done.stderr:
+        return ""
+    raise GcloudFailed(
+        f"{shlex.join(pod.describe())} failed with {done.stderr.strip()}: fix it and try again"
+    )
 
 
 def settled(pod: Pod) -> str:
-    """Waits while the platform works at the request; returns ACTIVE, FAILED, SUSPENDED or "" (there
-    is none).
+    """Waits while the platform processes the request; returns ACTIVE, FAILED, SUSPENDED or "" (no
+    such request).
     """
-    told = None
-    while (state := state_of(pod)) not in ("ACTIVE", "FAILED", "SUSPENDED", ""):
-        if state != told:
+    before = None
+    while True:
+        state = state_of(pod)
+        if state in ("ACTIVE", "FAILED", "SUSPENDED", ""):
+            return state
+        if state != before:
             say(f"{pod.name} is {state}")
-        told = state
+        before = state
         time.sleep(POLL_SECONDS)
-    return state
 
 
 def poll(pod: Pod) -> list[tuple[str, str, str]]:
-    """(host, state, last line of the log) of every worker, as worker.sh says; [] where one of them
-    does not answer.
+    """(host, state, last line of the log) of every worker, from worker.sh; [] if one does not
+    answer.
     """
 
     def ask(command: list[str]) -> str | None:
+        options = dict(capture_output=True, text=True, check=True, timeout=SSH_TIMEOUT_SECONDS)
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=ASK_SECONDS
-            )
+            return subprocess.run(command, **options).stdout
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return None
-        return done.stdout
 
     with concurrent.futures.ThreadPoolExecutor(pod.num_slices) as threads:
         answers = list(threads.map(ask, pod.workers("status")))
     if None in answers:
         return []
-    return [
-        tuple(line.split("\t")[1:4])
-        for line in "".join(answers).splitlines()
-        if line.startswith("vit_jax\t")
-    ]
+    lines = "".join(answers).splitlines()
+    return [tuple(line.split("\t")[1:4]) for line in lines if line.startswith("vit_jax\t")]
 
 
 def create(pod: Pod) -> None:
     call(pod.create())
-    if (state := settled(pod)) != "ACTIVE":
+    state = settled(pod)
+    if state != "ACTIVE":
         raise NegativeResult(
-            f"{pod.name} is {state or 'gone'}: delete it and ask again, elsewhere or for less"
+            f"{pod.name} is {state or 'gone'}: delete it and request it again, in another zone or "
+            "with fewer chips"
         )
 
 
 def setup(pod: Pod) -> None:
-    """Brings what `Pod.pack` has packed to every worker and installs it; does little where that was
-    done before.
+    """Copies the archive of `Pod.pack` to every worker and installs it; a second time it does
+    little.
     """
-    for node in pod.nodes:  # one after the other: the first may have to make the ssh key
+    for node in pod.nodes:  # one after the other, since the first may have to create the ssh key
         call(pod.copy(node))
     call(*pod.setup())
 
 
 def judge(pod: Pod, workers: list[tuple[str, str, str]]) -> str:
-    """Says "done", "again" (preempted) or "failed" (crashed) of workers that have ended.
+    """How the command ended on its workers: "done", "again" (preempted) or "failed" (crashed).
 
     Raises:
       Preempted: `stop` was called.
-      UserError, NegativeResult: the command ended with 2 or 1, or can't be started; it would do so
-        again.
+      UserError, NegativeResult: the command ended with 2 or 1, or can't be started; a restart would
+        fail again.
     """
     ended = {state: (host, line) for host, state, line in workers if state != "running"}
     if "stopped" in ended:
-        say(
-            f"stopped: the same command continues; {pod.name} is kept, and costs, until you delete "
-            "it"
-        )
+        say(f"stopped: the same command continues; {pod.name} costs money until you delete it")
         raise Preempted
     if ended.keys() == {"exit 0"}:
         return "done"
-    if (
-        "exit 75" in ended or state_of(pod) != "ACTIVE"
-    ):  # others then end with whatever error that led to
+    # After a preemption, other workers may end with any error.
+    if "exit 75" in ended or state_of(pod) != "ACTIVE":
         say(f"{pod.name} was preempted")
         return "again"
     for state in ("exit 1", "exit 2", "exit 126", "exit 127"):
-        if (
-            state in ended and "lost" not in ended
-        ):  # a machine that started anew; others then end with an error
+        # "lost" is a machine that was rebooted, after which other workers end with an error.
+        if state in ended and "lost" not in ended:
             host, line = ended[state]
             kind = NegativeResult if state == "exit 1" else UserError
             raise kind(
-                f"{state} on {host}: {line}: mend it and run again; {pod.name} costs until you "
-                "delete it"
+                f"{state} on {host}: {line}: fix it and run again; {pod.name} costs money until "
+                "you delete it"
             )
     say(f"{pod.name} ended with {', '.join(sorted(ended))}")
     return "failed"
 
 
 def watch(pod: Pod) -> str:
-    """Waits for the end of the command: what `judge` says, or "again" where the TPUs are gone."""
-    silent = split = 0
+    """Waits for the end of the command; returns what `judge` does, or "again" without TPUs."""
+    silent = 0
+    split = 0
     while True:
         time.sleep(POLL_SECONDS)
         try:
-            if (state := state_of(pod)) != "ACTIVE":
-                say(f"{pod.name} was preempted: it is {state or 'gone'}")
-                return "again"
-        except GcloudFailed as error:  # this machine may be off the network; the job is not
+            state = state_of(pod)
+        except GcloudFailed as error:  # perhaps this machine is offline, but not the job
             say(errors.one_line(error))
             continue
+        if state != "ACTIVE":
+            say(f"{pod.name} was preempted: it is {state or 'gone'}")
+            return "again"
         workers = poll(pod)
         silent = 0 if workers else silent + 1
         if silent == MAX_SILENT:
@@ -172,11 +170,10 @@ def watch(pod: Pod) -> str:
 
 
 def attempt(pod: Pod, command: list[str]) -> str:
-    """Asks for the TPUs where there are none, else starts the command where it does not run, and
-    watches it.
-    """
-    if (state := settled(pod)) != "ACTIVE":
-        say(f"{pod.name} is {state or 'gone'}: asking for it again")
+    """Requests the TPUs if there are none; else starts the command unless it runs, and watches."""
+    state = settled(pod)
+    if state != "ACTIVE":
+        say(f"{pod.name} is {state or 'gone'}: requesting it again")
         if state:
             call(pod.delete())
         call(pod.create())
@@ -188,23 +185,23 @@ def attempt(pod: Pod, command: list[str]) -> str:
         setup(pod)
         call(*pod.workers("run", *command))
     say(
-        f"{pod.name} is running; python -m launch.tpu_vm logs shows its log, and you may interrupt "
-        "this and come back"
+        f"{pod.name} is running: python -m launch.tpu_vm logs shows its log; you may interrupt "
+        "this command and start it again later"
     )
     return watch(pod)
 
 
 def up(pod: Pod, command: list[str], keep: bool) -> None:
-    """Everything from nothing to the end of `command`; raises what `judge` raises, and after
-    MAX_FAILURES.
+    """Everything from the request to the end of `command`; raises what `judge` does, and
+    NegativeResult after MAX_FAILURES.
     """
-    create = pod.create()  # what is wrong with it must show now and not after a preemption
+    create = pod.create()  # wrong flags must show now and not after a preemption
     for word in command:
         if word.startswith("--workdir=") and not word.startswith("--workdir=gs://"):
             raise UserError(
-                f"{word} would be lost with the TPUs' own disks: give a folder on gs://"
+                f"{word} would be lost with the disks of the TPU VMs: give a folder on gs://"
             )
-    call(pod.pack())  # once: what is edited later must not slip into a run that continues
+    call(pod.pack())  # once, so that a run never continues with code that was edited since
     if not state_of(pod):
         call(create)
     failures = 0
@@ -217,10 +214,13 @@ def up(pod: Pod, command: list[str], keep: bool) -> None:
             time.sleep(POLL_SECONDS)
         if outcome == "done":
             say("done")
-            return None if keep else call(pod.delete())
+            if not keep:
+                call(pod.delete())
+            return
         failures = failures + 1 if outcome == "failed" else 0
     raise NegativeResult(
-        f"{failures} failures in a row, see above: mend it; {pod.name} costs until you delete it"
+        f"{failures} failures in a row, see above: fix the cause; {pod.name} costs money until you "
+        "delete it"
     )
 
 
@@ -229,16 +229,17 @@ def status(pod: Pod) -> None:
     print(f"{pod.name}: {state or 'there is none'}")
     if state == "ACTIVE":
         workers = ["  ".join(worker) for worker in poll(pod)]
-        print(*workers or ["its workers do not answer: set it up"], sep="\n")
+        print(*workers or ["its workers do not answer: run the action setup"], sep="\n")
 
 
 def act(args: argparse.Namespace, pod: Pod, command: list[str]) -> None:
     if (args.action in ("run", "up")) != bool(command):
         raise UserError(
-            f"{args.action} takes {'no' if command else 'a'} command behind --: see --help"
+            f"{args.action} takes {'no' if command else 'a'} command after --: see --help"
         )
     if args.dry_run:
-        return print(*plan(pod, args.action, command, args.all_workers, args.keep), sep="\n")
+        print(*plan(pod, args.action, command, args.all_workers, args.keep), sep="\n")
+        return
     if shutil.which("gcloud") is None:
         raise UserError(
             "gcloud is not found: install the Google Cloud CLI, "
@@ -275,25 +276,29 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "action",
         choices=ACTIONS,
         metavar="ACTION",
-        help="one of the above; all take the same options",
+        help="one of these; all take the same options",
     )
-    parser.add_argument("--name", required=True, help="of the queued resource, and of its nodes")
+    parser.add_argument("--name", required=True, help="name of the queued resource and its nodes")
     parser.add_argument("--zone", required=True)
     parser.add_argument("--project", required=True)
-    parser.add_argument("--accelerator", help="of each slice, as v5litepod-256; for create and up")
-    parser.add_argument("--num_slices", type=int, default=1)
     parser.add_argument(
-        "--spot", action="store_true", help="cheaper; may be taken away at any time"
+        "--accelerator", help="of each slice, such as v5litepod-256; for create and up"
     )
+    parser.add_argument("--num_slices", type=int, default=1)
+    parser.add_argument("--spot", action="store_true", help="cheaper; may be preempted at any time")
     parser.add_argument(
         "--runtime", help="software of the TPU VM; default: the one for the accelerator"
     )
     parser.add_argument(
-        "--create_args", type=shlex.split, default=[], help="further flags of gcloud's create"
+        "--create_args", type=shlex.split, default=[], help="more flags of gcloud's create"
     )
-    parser.add_argument("--all_workers", action="store_true", help="logs of all workers")
-    parser.add_argument("--keep", action="store_true", help="up does not delete at the end")
-    parser.add_argument("--dry_run", action="store_true", help="print the commands and run none")
+    parser.add_argument("--all_workers", action="store_true", help="follow the logs of all workers")
+    parser.add_argument(
+        "--keep", action="store_true", help="do not delete the TPUs at the end of up"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print the commands without running them"
+    )
     return parser.parse_args(argv)
 
 

@@ -93,7 +93,6 @@ def test_platforms_are_told_apart_in_two_files_alone():
     }
     assert places == {
         "distributed/hardware.py",
-        "distributed/runtime.py",
         "models/ops/attention.py",
         "models/ops/precision.py",
     }

@@ -1,4 +1,4 @@
-"""What the process and the compiler are told of memory."""
+"""Memory of a step on CPUs, and the compiler options."""
 
 import os
 import platform
@@ -15,9 +15,9 @@ from vit_jax.train.experiment import Experiment
 
 CONFIG = ROOT / "configs/step.py"
 
-# The first product is an array of 64 MiB, more than glibc keeps by itself; each page that the
-# kernel gives is a fault. A step now and then takes new memory all the same, where a small block
-# lies in the midst of the old.
+# The first product is an array of 64 MiB, more than glibc keeps by default; each page from the
+# kernel is a page fault. A step may still take new memory now and then, if a small block lies in
+# the midst of the old memory: hence the median.
 STEPS = """
 import resource
 import statistics
@@ -36,7 +36,7 @@ print(statistics.median(b - a for a, b in zip(faults, faults[1:])), float(step(x
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_on_cpus_a_step_takes_no_new_memory():
     environment = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="")
     found = subprocess.run(
@@ -44,10 +44,10 @@ def test_on_cpus_a_step_takes_no_new_memory():
     )
     pages, works = found.stdout.split()
     assert float(pages) < 100, "64 MiB are 16,384 pages"
-    assert works == "True", "memory that was given back is had again"
+    assert works == "True", "a step works after its memory was given back"
 
 
-def test_without_glibc_nothing_is_told(monkeypatch):
+def test_without_glibc_nothing_is_called(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert runtime.glibc("mallopt")(runtime.M_TRIM_THRESHOLD, runtime.NEVER) == 0
     monkeypatch.setattr(sys, "platform", "linux")
@@ -60,13 +60,12 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     job = Experiment.on_devices(config, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
         lowered = job.train_step.lower(job.state, job.batch)
-        plain, ours = (
-            lowered.compile(dict.fromkeys(hardware.COMPILER_OPTIONS["cpu"], on))
-            for on in (False, True)
-        )
+        options = hardware.COMPILER_OPTIONS["cpu"]
+        plain = lowered.compile(dict.fromkeys(options, False))
+        ours = lowered.compile(dict.fromkeys(options, True))
         default = lowered.compile()
-    copied = [
+    copies = [
         compiled.as_text().count(" copy(%state_opt_state") for compiled in (plain, ours, default)
     ]
-    assert copied[0] > 0 and copied[1:] == [0, 0]
+    assert copies[0] > 0 and copies[1:] == [0, 0]
     assert default.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes

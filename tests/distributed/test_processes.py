@@ -285,7 +285,7 @@ def test_four_processes_stop_on_sigterm_and_continue_on_four_or_one_two_and_eigh
     stopped = metric_lines(tmp_path / "four")[-1]["step"]
     assert stopped < 40 and (tmp_path / "four/checkpoints" / str(stopped)).is_dir()
     log = (tmp_path / "four/log.txt").read_text()
-    assert "process 0 of 4, led by process 0 at localhost:" in log and "1 local devices of 4" in log
+    assert "process 0 of 4, coordinator at localhost:" in log and "1 local devices of 4" in log
     assert f"stopped by SIGTERM at step {stopped}: saved" in log and "images/s" in log
     for i in (1, 2, 3):
         assert (

@@ -1,5 +1,5 @@
-"""How processes find each other, agree, and end together; clusters are simulated by their
-environment variables.
+"""How processes find each other, check each other, and end together; clusters are simulated by
+their environment variables.
 """
 
 import os
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 
 slow = pytest.mark.slow
 
-# What a command does, told apart by "WHAT:PROCESS".
+# A command that does WHAT in the process WHO, by its argument "WHAT:WHO".
 JOIN = """
 import os, signal, sys, time
 from etils import epath
@@ -76,8 +76,8 @@ def free_port() -> int:
 
 
 def start(variables: dict[str, str], what: str = "join", *more: str) -> subprocess.Popen:
-    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    env = kept | dict(JAX_PLATFORMS="cpu", XLA_FLAGS="", PYTHONPATH=str(ROOT)) | variables
+    env = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    env |= dict(JAX_PLATFORMS="cpu", XLA_FLAGS="", PYTHONPATH=str(ROOT)) | variables
     command = [sys.executable, "-c", JOIN, what, *more]
     return subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -91,16 +91,13 @@ def finish(jobs: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
     for job, (_, err), errors in zip(jobs, found, lines, strict=True):
         assert "Traceback" not in err and len(errors) <= 1, err
         assert (job.returncode == 0) == (not errors) or job.returncode < 0, err
-    return [
-        (job.returncode, out, errors)
-        for job, (out, _), errors in zip(jobs, found, lines, strict=True)
-    ]
+    outs = [out for out, _ in found]
+    return list(zip([job.returncode for job in jobs], outs, lines, strict=True))
 
 
 def explicit(index: int, port: int, count: int = 2, **more: str) -> dict[str, str]:
-    return more | dict(
-        zip(processes.VARIABLES, (f"localhost:{port}", str(count), str(index)), strict=True)
-    )
+    values = (f"localhost:{port}", str(count), str(index))
+    return more | dict(zip(processes.VARIABLES, values, strict=True))
 
 
 CLUSTERS = {
@@ -128,9 +125,8 @@ CLUSTERS = {
 def test_two_processes_find_each_other(cluster):
     port = free_port()
     found = finish([start(CLUSTERS[cluster](str(i), port)) for i in range(2)])
-    assert [out.splitlines()[-1] for _, out, _ in found] == [
-        f"process {i} of 2 on 2 devices" for i in range(2)
-    ], found
+    last_lines = [out.splitlines()[-1] for _, out, _ in found]
+    assert last_lines == [f"process {i} of 2 on 2 devices" for i in range(2)], found
 
 
 @slow
@@ -145,15 +141,15 @@ WRONG = {
         dict(VIT_JAX_COORDINATOR="localhost:1"),
         "VIT_JAX_NUM_PROCESSES, VIT_JAX_PROCESS_ID not set",
     ),
-    "no number": (explicit(0, 1) | dict(VIT_JAX_NUM_PROCESSES="two"), "must be whole numbers"),
+    "not a number": (explicit(0, 1) | dict(VIT_JAX_NUM_PROCESSES="two"), "must be whole numbers"),
     "too large": (explicit(2, 1), "VIT_JAX_PROCESS_ID=2 is not below VIT_JAX_NUM_PROCESSES=2"),
     "no port": (
         explicit(0, 1) | dict(VIT_JAX_COORDINATOR="localhost"),
-        "VIT_JAX_COORDINATOR=localhost .* HOST:PORT",
+        "VIT_JAX_COORDINATOR=localhost .* is not HOST:PORT",
     ),
-    "no seconds": (
+    "not seconds": (
         explicit(0, 1) | dict(VIT_JAX_START_TIMEOUT="soon"),
-        "VIT_JAX_START_TIMEOUT=soon",
+        "VIT_JAX_START_TIMEOUT=soon .* is not a number of seconds",
     ),
 }
 
@@ -168,25 +164,22 @@ def test_wrong_variables_are_named(case, monkeypatch):
 
 
 @slow
-def test_a_cluster_that_says_nonsense_ends_in_one_line():
+def test_wrong_variables_of_a_cluster_end_in_one_line():
     for variables in (CLUSTERS["Slurm"]("x", 1), dict(JAX_COORDINATOR_ADDRESS="localhost:1")):
         code, _, errors = finish([start(variables)])[0]
         assert code == 2 and "can't join" in errors[0] and "VIT_JAX_COORDINATOR" in errors[0]
 
 
 @slow
-def test_those_who_wait_in_vain_say_for_whom():
+def test_processes_that_wait_in_vain_say_for_whom():
     port = free_port()
     patience = dict(VIT_JAX_START_TIMEOUT="3")
-    leader, other = finish(
-        [start(explicit(0, port) | patience), start(explicit(1, free_port()) | patience)]
-    )
+    ports = (port, free_port())
+    leader, other = finish([start(explicit(i, ports[i]) | patience) for i in range(2)])
     assert leader[0] == other[0] == 2
     assert f"not all 2 processes joined process 0 at localhost:{port} within 3 s" in leader[2][0]
-    assert (
-        "process 1 can't reach the coordinator" in other[2][0]
-        and "Connection refused" in other[2][0]
-    )
+    assert "process 1 can't reach the coordinator" in other[2][0]
+    assert "Connection refused" in other[2][0]
 
 
 @slow
@@ -203,17 +196,16 @@ def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
     state = types.SimpleNamespace(coordinator_address="localhost:1", process_id=1, num_processes=2)
     monkeypatch.setattr(processes, "global_state", state)
     monkeypatch.setenv("https_proxy", "http://proxy")
-    assert "https_proxy of the environment" in processes.not_joined(9)
+    assert "https_proxy in the environment" in processes.not_joined(9)
     state.coordinator_address = None
-    assert "did not say within 9 s who leads" in processes.not_joined(9)
+    assert "did not name its leader within 9 s" in processes.not_joined(9)
 
 
 def test_keys_of_the_machine_may_differ():
     assert preflight.OF_THE_MACHINE.fullmatch("data.threads")
     assert preflight.OF_THE_MACHINE.fullmatch("evals.val.data.data_dir")
-    assert not preflight.OF_THE_MACHINE.fullmatch(
-        "data.name"
-    ) and not preflight.OF_THE_MACHINE.fullmatch("data")
+    assert not preflight.OF_THE_MACHINE.fullmatch("data.name")
+    assert not preflight.OF_THE_MACHINE.fullmatch("data")
 
 
 def test_differences_name_keys_and_both_values():
@@ -222,25 +214,23 @@ def test_differences_name_keys_and_both_values():
 
 
 @slow
-def test_all_refuse_when_one_does_something_else():
+def test_all_refuse_when_one_differs():
     port = free_port()
     found = finish([start(explicit(i, port), "differ:1") for i in range(2)])
     for code, _, errors in found:
-        assert (
-            code == 2
-            and "process 1 does not do what process 0 does (optim.lr: 1 -> 2)" in errors[0]
-        )
+        assert code == 2
+        assert "process 1 differs from process 0 (optim.lr: 1 -> 2)" in errors[0]
 
 
 @slow
-def test_all_refuse_when_the_workdir_is_not_one(tmp_path):
+def test_all_refuse_when_the_workdir_is_not_shared(tmp_path):
     (tmp_path / "other").mkdir()
     for what in ("apart:1", "together:1"):
         port = free_port()
         found = finish([start(explicit(i, port), what, str(tmp_path)) for i in range(2)])
         for code, _, errors in found:
             assert code == (2 if what == "apart:1" else 0)
-            assert not errors or f"{tmp_path}/other of this host alone" in errors[0]
+            assert not errors or f"{tmp_path}/other is not shared with process 0" in errors[0]
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
@@ -257,63 +247,56 @@ def test_the_error_of_one_process_ends_all(what, code, who):
 
 @slow
 @pytest.mark.parametrize(("what", "code"), [("hasty", 0), ("preempted", 75)])
-def test_processes_that_listen_to_each_other_all_the_time_end_in_order(what, code):
-    """Those that ended while their thread asked process 0 were aborted."""
+def test_processes_that_poll_each_other_all_the_time_end_in_order(what, code):
+    """Processes that ended while their thread asked process 0 used to be aborted."""
     port = free_port()
     jobs = [start(explicit(i, port, count=4), what) for i in range(4)]
-    said = [job.communicate(timeout=120)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [code] * 4, said
+    errors = [job.communicate(timeout=120)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [code] * 4, errors
 
 
 @slow
-def test_a_process_that_does_not_come_is_not_waited_for():
+def test_a_process_that_comes_too_late_is_named():
     port = free_port()
-    found = finish(
-        [start(explicit(i, port, VIT_JAX_START_TIMEOUT="8"), "late:1") for i in range(2)]
-    )
-    assert (
-        found[0][0] == 2 and "process 1 of 2 did not come to the start within 8 s" in found[0][2][0]
-    )
-    assert found[1][0] == 2
+    patience = dict(VIT_JAX_START_TIMEOUT="8")
+    found = finish([start(explicit(i, port) | patience, "late:1") for i in range(2)])
+    assert [code for code, _, _ in found] == [2, 2]
+    assert "process 1 of 2 did not reach the start within 8 s" in found[0][2][0]
 
 
 @slow
-def test_of_three_the_odd_one_is_named():
+def test_of_three_the_one_that_differs_is_named():
     port = free_port()
     found = finish([start(explicit(i, port, count=3), "differ:0") for i in range(3)])
     for code, _, errors in found:
-        assert (
-            code == 2
-            and "process 0 does not do what process 1 does (optim.lr: 1 -> 2)" in errors[0]
-        )
+        assert code == 2
+        assert "process 0 differs from process 1 (optim.lr: 1 -> 2)" in errors[0]
 
 
 @slow
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_job_that_stands_still_ends_and_names_who_is_behind(who):
+def test_a_job_that_stalls_ends_and_names_who_is_behind(who):
     port = free_port()
-    found = finish(
-        [start(explicit(i, port, VIT_JAX_STALL_TIMEOUT="6"), f"stall:{who}") for i in range(2)]
-    )
+    patience = dict(VIT_JAX_STALL_TIMEOUT="6")
+    found = finish([start(explicit(i, port) | patience, f"stall:{who}") for i in range(2)])
     for code, _, errors in found:
-        assert code == 1 and "the job has not moved for 6 s" in errors[0]
-        assert f"process {who} stands at step 1, the others wait for it at step 3" in errors[0]
+        assert code == 1 and "the job made no progress for 6 s" in errors[0]
+        assert f"process {who} is at step 1, the others wait at step 3" in errors[0]
 
 
 def test_a_wrong_stall_timeout_is_named(monkeypatch):
-    monkeypatch.setenv(watchdog.STALL, "never")
-    with pytest.raises(
-        UserError, match="VIT_JAX_STALL_TIMEOUT=never in the environment is no number of seconds"
-    ):
+    monkeypatch.setenv("VIT_JAX_STALL_TIMEOUT", "never")
+    message = "VIT_JAX_STALL_TIMEOUT=never in the environment is not a number of seconds"
+    with pytest.raises(UserError, match=message):
         watchdog.stall_timeout()
 
 
 @slow
-def test_survivors_say_who_is_gone():
+def test_survivors_say_who_died():
     port = free_port()
     found = finish([start(explicit(i, port, count=3), "gone:2") for i in range(3)])
     for code, _, errors in found[:2]:
-        assert code == 1 and "process 2 of 3 is gone" in errors[0]
+        assert code == 1 and "process 2 of 3 died or can't be reached" in errors[0]
 
 
 @slow

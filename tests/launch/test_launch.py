@@ -21,16 +21,8 @@ from conftest import ROOT
 from launch import gke, tpu_pod, tpu_vm
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-HARD = [
-    "it's",
-    'a "b"',
-    "$HOME `id` \\",
-    "",
-    "*",
-    "é  ;&|",
-    "-- x",
-    "1e-4",
-]  # words that a shell or YAML would change
+# Words that a shell or YAML would change.
+HARD = ["it's", 'a "b"', "$HOME `id` \\", "", "*", "é  ;&|", "-- x", "1e-4"]
 
 PLACE = ["--zone=us-west4-a", "--project=example.com:my-project"]
 TRAIN = [
@@ -97,9 +89,7 @@ def shellcheck(text: str, *ignored: str) -> None:
 def test_dry_runs(name, capsys):
     text = printed(tpu_vm.main, DRY_RUNS[name], capsys)
     assert text == (GOLDEN / f"{name}.txt").read_text()
-    shellcheck(
-        text, "SC2016", "SC1003"
-    )  # which suspect what quotes are there for: $ and ' in the user's words
+    shellcheck(text, "SC2016", "SC1003")  # these suspect $ and ' in quotes, which users may give
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -130,9 +120,8 @@ def test_a_manifest_carries_every_word_to_the_process():
     manifest = yaml.safe_load((GOLDEN / "gke_slices.yaml").read_text())
     spec = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     words = spec["template"]["spec"]["containers"][0]["command"]
-    assert [word.replace("$$", "$") for word in words] == HARD and not re.search(
-        r"(?<!\$)\$(\$\$)*\(", "".join(words)
-    )
+    assert [word.replace("$$", "$") for word in words] == HARD
+    assert not re.search(r"(?<!\$)\$(\$\$)*\(", "".join(words))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +145,7 @@ BAD = [
     (
         gke.main,
         [*IMAGE, "--topology=v9:2x2", "--", "x"],
-        "v9:2x2: the TPU is none of v4, v5e, v5p, v6e",
+        "v9:2x2: the TPU is not one of v4, v5e, v5p, v6e",
     ),
     (gke.main, [*IMAGE, "--topology=v5e:3x3", "--", "x"], "no slice of v5e has the shape '3x3'"),
     (gke.main, [*IMAGE, "--topology=v4:8x4x4", "--", "x"], "A <= B <= C"),
@@ -168,24 +157,28 @@ BAD = [
         [*IMAGE, "--topology=v5e:2x2", "--num_slices=2", "--", "x"],
         "GKE joins only slices of several",
     ),
-    (gke.main, [*IMAGE, "--topology=v5e:4x4", "--num_slices=0", "--", "x"], "give a number from 1"),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v5e:4x4", "--num_slices=0", "--", "x"],
+        "--num_slices=0 is less than 1",
+    ),
     (gke.main, [*IMAGE, "--topology=v5e:4x4"], "no command"),
     (
         gke.main,
         ["--name=L_16", "--image=IMAGE", "--topology=v5e:4x4", "--", "x"],
-        "--name=L_16: choose",
+        "--name=L_16 is not a valid name: choose",
     ),
     (gke.main, ["--name=l16"], "the following arguments are required: --image, --topology"),
     (tpu_vm.main, ["fly", *POD], "invalid choice: 'fly'"),
-    (tpu_vm.main, ["run", *POD], "run takes a command behind --"),
+    (tpu_vm.main, ["run", *POD], "run takes a command after --"),
     (tpu_vm.main, ["stop", *POD, "--", "x"], "stop takes no command"),
-    (tpu_vm.main, ["status", "--name=Vit 1", *PLACE], "--name=Vit 1: choose"),
+    (tpu_vm.main, ["status", "--name=Vit 1", *PLACE], "--name=Vit 1 is not a valid name: choose"),
     (
         tpu_vm.main,
         ["status", "--name=l16", "--zone=us-west4", "--project=p"],
-        "--zone=us-west4 is no zone",
+        "--zone=us-west4 is not a zone",
     ),
-    (tpu_vm.main, ["status", *POD, "--num_slices=0"], "give a number from 1"),
+    (tpu_vm.main, ["status", *POD, "--num_slices=0"], "--num_slices=0 is less than 1"),
     (
         tpu_vm.main,
         ["create", "--name=l16", *PLACE, "--dry_run"],
@@ -210,13 +203,8 @@ def test_bad_arguments(main, arguments, message, cloud, capsys):
     except SystemExit as end:
         code = end.code
     out, err = capsys.readouterr()
-    assert (
-        code == 2
-        and out == ""
-        and err.count("\n") == 1
-        and err.startswith("error: ")
-        and message in err
-    )
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
     assert cloud.calls() == []
 
 
@@ -331,60 +319,38 @@ def test_up_survives_preemption_until_the_command_is_done(cloud, tmp_path, capfd
     gone = f"echo SUSPENDING SUSPENDED > {tmp_path}/states; exec sleep 60"
     command = cloud.job("exit 75", gone, "exit 134", "exit 0")
     assert tpu_vm.main(["up", *SMALL, "--", *command]) == 0
-    assert cloud.verbs() == [
-        *START,
-        "scp",
-        "setup",
-        "run",
-        "delete",
-        *START,
-        "scp",
-        "setup",
-        "run",
-        "delete",
-    ]
-    assert (tmp_path / "words").read_text().splitlines() == HARD and not (
-        tmp_path / "pods"
-    ).exists()
+    twice = [*START, "scp", "setup", "run", "delete"]
+    assert cloud.verbs() == [*twice, *twice]
+    assert (tmp_path / "words").read_text().splitlines() == HARD
+    assert not (tmp_path / "pods").exists()
     err = capfd.readouterr().err
-    assert (
-        "is PROVISIONING" in err
-        and "was preempted: it is SUSPENDING" in err
-        and "ended with exit 134" in err
-    )
+    assert "is PROVISIONING" in err and "was preempted: it is SUSPENDING" in err
+    assert "ended with exit 134" in err
 
 
 def test_up_of_two_slices(cloud, tmp_path):
-    assert (
-        tpu_vm.main(
-            ["up", *SMALL, "--num_slices=2", "--keep", "--", *cloud.job("exit 0", "exit 0")]
-        )
-        == 0
-    )
+    arguments = ["up", *SMALL, "--num_slices=2", "--keep", "--"]
+    assert tpu_vm.main([*arguments, *cloud.job("exit 0", "exit 0")]) == 0
     verbs = cloud.verbs()
     assert verbs == ["create", *["scp"] * 2, *["setup"] * 2, *["run"] * 2]
     assert (tmp_path / "pods").exists()
 
 
 @pytest.mark.parametrize(("step", "code"), [("exit 1", 1), ("exit 2", 2), ("exec /nowhere", 2)])
-def test_up_stops_where_the_same_would_come_again(step, code, cloud, tmp_path, capfd):
-    assert (
-        tpu_vm.main(["up", *SMALL, "--", *cloud.job(f"echo 'error: no such config'; {step}")])
-        == code
-    )
+def test_up_stops_if_a_restart_would_fail_again(step, code, cloud, tmp_path, capfd):
+    command = cloud.job(f"echo 'error: no such config'; {step}")
+    assert tpu_vm.main(["up", *SMALL, "--", *command]) == code
     assert cloud.verbs() == START
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: exit ") and "mend it and run again" in last
+    assert last.startswith("error: exit ") and "fix it and run again" in last
     assert "error: no such config" in last or step == "exec /nowhere"
 
 
-def test_up_gives_up_on_a_crash_that_comes_again(cloud, tmp_path, capfd, monkeypatch):
+def test_up_gives_up_after_repeated_crashes(cloud, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tpu_vm, "MAX_FAILURES", 2)
     assert tpu_vm.main(["up", *SMALL, "--", *cloud.job("exit 139", "exit 139")]) == 1
-    assert (
-        "2 failures in a row" in capfd.readouterr().err.splitlines()[-1]
-        and "delete" not in cloud.verbs()
-    )
+    assert "2 failures in a row" in capfd.readouterr().err.splitlines()[-1]
+    assert "delete" not in cloud.verbs()
 
 
 def test_up_gives_up_on_a_request_that_fails(cloud, tmp_path, capfd, monkeypatch):
@@ -393,7 +359,7 @@ def test_up_gives_up_on_a_request_that_fails(cloud, tmp_path, capfd, monkeypatch
     assert cloud.verbs() == ["create", "delete", "create", "delete", "create"]
     assert tpu_vm.main(["delete", *SMALL]) == 0
     assert tpu_vm.main(["create", *SMALL, "--create_args=--network=FAILED"]) == 1
-    assert "is FAILED: delete it and ask again" in capfd.readouterr().err.splitlines()[-1]
+    assert "is FAILED: delete it and request it again" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_up_replaces_a_pod_that_does_not_answer(cloud, tmp_path, capfd):
@@ -403,7 +369,7 @@ def test_up_replaces_a_pod_that_does_not_answer(cloud, tmp_path, capfd):
     assert "do not answer" in capfd.readouterr().err
 
 
-def test_up_comes_back_to_a_job_that_runs_and_hears_of_stop(cloud, tmp_path, capfd):
+def test_up_finds_a_running_job_again_and_ends_after_stop(cloud, tmp_path, capfd):
     assert tpu_vm.main(["create", *SMALL]) == tpu_vm.main(["setup", *SMALL]) == 0
     command = cloud.job("trap 'exit 75' TERM; while true; do sleep 0.1; done")
     assert tpu_vm.main(["run", *SMALL, "--", *command]) == 0
@@ -435,7 +401,7 @@ def test_the_logs_and_a_cloud_that_refuses(cloud, tmp_path, capfd):
     )
     assert tpu_vm.main(["status", *SMALL]) == 1
     assert capfd.readouterr().err.endswith(
-        "ERROR: you have no account Run: gcloud auth login: mend it and try again\n"
+        "ERROR: you have no account Run: gcloud auth login: fix it and try again\n"
     )
 
 
@@ -446,19 +412,11 @@ def test_without_gcloud(monkeypatch, capsys):
 
 
 def test_a_dry_run_can_be_pasted(cloud, tmp_path, capsys):
-    """In bash it does the same as without --dry_run; the archive holds what git does not ignore."""
+    """In bash it does the same as without --dry_run; the archive has the files that git does not ignore."""
     cloud.program("sleep", "#!/bin/bash\n")
     (tmp_path / "code/new file").touch()
-    arguments = [
-        "up",
-        *SMALL,
-        "--num_slices=2",
-        "--keep",
-        "--dry_run",
-        "--",
-        *cloud.job("exit 0", "exit 0"),
-    ]
-    text = printed(tpu_vm.main, arguments, capsys)
+    arguments = ["up", *SMALL, "--num_slices=2", "--keep", "--dry_run", "--"]
+    text = printed(tpu_vm.main, [*arguments, *cloud.job("exit 0", "exit 0")], capsys)
     subprocess.run(["bash", "-e", "-c", text], check=True, stdout=subprocess.DEVNULL)
     assert cloud.verbs() == ["create", "scp", "scp", "setup", "setup", "run", "run"]
     assert (tmp_path / "words").read_text().splitlines() == HARD
@@ -470,15 +428,12 @@ def test_a_dry_run_can_be_pasted(cloud, tmp_path, capsys):
 
 
 def test_the_page_about_launching_says_what_works(cloud, tmp_path, capsys):
-    """Its commands in one bash, with programs that only note their words; ours then run as far as
+    """Its commands in one bash, with programs that only record their words; ours then run as far as
     they can here.
     """
+    record = f'printf \'%s\\0\' "${{0##*/}}" "$@" >> {tmp_path}/said; echo >> {tmp_path}/said'
     for name in ("gcloud", "docker", "kubectl", "sbatch", "python"):
-        cloud.program(
-            name,
-            f"#!/bin/bash\nprintf '%s\\0' {name} \"$@\" >> {tmp_path}/said; echo >> "
-            f"{tmp_path}/said\n",
-        )
+        cloud.program(name, f"#!/bin/bash\n{record}\n")
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/launch.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-e", "-c", "".join(blocks)], check=True, cwd=tmp_path)
     said = [line.split("\0")[:-1] for line in (tmp_path / "said").read_text().splitlines()]
@@ -530,25 +485,16 @@ EIGHT = dict(SLURM_GPUS_ON_NODE="4", SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_T
 
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_slurm(code, cloud, tmp_path):
-    words = [
-        "bash",
-        "-c",
-        f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}',
-        "job",
-        *HARD,
-    ]
-    done = sbatch(cloud, *words, **EIGHT)
+    script = f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}'
+    done = sbatch(cloud, "bash", "-c", script, "job", *HARD, **EIGHT)
     assert done.returncode == code and ("error: exit code 1" in done.stderr) == (code == 1)
     logs = sorted(path.name for path in (tmp_path / "slurm_logs").iterdir())
-    assert (
-        logs == [f"4711.{i}.log" for i in range(8)]
-        and (tmp_path / "srun").read_text() == "cpus 12\n"
-    )
+    assert logs == [f"4711.{i}.log" for i in range(8)]
+    assert (tmp_path / "srun").read_text() == "cpus 12\n"
     assert (tmp_path / "slurm_logs/4711.5.log").read_text().splitlines() == ["5 of 8", *HARD]
     requeued = tmp_path / "scontrol"
-    assert requeued.exists() == (code == 75) and (
-        code != 75 or requeued.read_text() == "requeue 4711\n"
-    )
+    assert requeued.exists() == (code == 75)
+    assert code != 75 or requeued.read_text() == "requeue 4711\n"
 
 
 @pytest.mark.parametrize(
@@ -571,9 +517,8 @@ def test_slurm_options_reach_the_processes():
     text = (ROOT / "launch/slurm.sbatch").read_text()
     options = re.findall(r"^#SBATCH (\S+)$", text, re.MULTILINE)
     assert {"--requeue", "--signal=TERM@120", "--open-mode=append"} <= set(options)
-    assert text.index("#SBATCH --signal") < text.index(
-        "set -uo pipefail"
-    )  # sbatch reads no further than that
+    # sbatch stops reading options at the first command.
+    assert text.index("#SBATCH --signal") < text.index("set -uo pipefail")
 
 
 JOIN = "import jax; jax.distributed.initialize(); print(jax.process_index(), jax.process_count(), jax.device_count())"

@@ -71,17 +71,9 @@ def test_one_failure_ends_all(monkeypatch, capfd):
 
 
 def start(code: str) -> subprocess.Popen:
-    """A launcher of two processes that have said that they are ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "launch.local",
-        "--num_processes=2",
-        "--",
-        sys.executable,
-        "-c",
-        INDEX + code,
-    ]
+    """A launcher of two processes that have reported that they are ready."""
+    command = [sys.executable, "-m", "launch.local", "--num_processes=2"]
+    command += ["--", sys.executable, "-c", INDEX + code]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     job = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -91,24 +83,25 @@ def start(code: str) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_handed_on(number):
-    code = "handle = lambda *_: (print('told', flush=True), sys.exit(75));"
+def test_signals_are_forwarded(number):
+    code = "handle = lambda *_: (print('received', flush=True), sys.exit(75));"
     # Short sleeps: a signal that comes right before a long one is handled after it.
     code += f"signal.signal({int(number)}, handle); print('ready', flush=True)\nwhile True: time.sleep(0.1)"
     job = start(code)
     job.send_signal(number)
     out, err = job.communicate(timeout=60)
     assert job.returncode == 75, err
-    assert (
-        sorted(out.splitlines()) == ["[0] told", "[1] told"] and "the same command continues" in err
-    )
+    assert sorted(out.splitlines()) == ["[0] received", "[1] received"]
+    assert "the same command continues" in err
 
 
 def test_a_second_signal_kills():
-    code = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
+    code = (
+        "signal.signal(15, lambda *_: print('received', flush=True)); print('ready', flush=True)\n"
+    )
     job = start(code + "while True: time.sleep(1)")
     job.send_signal(signal.SIGTERM)
-    assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] told\n", "[1] told\n"]
+    assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] received\n", "[1] received\n"]
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGKILL
@@ -122,7 +115,7 @@ def test_signals_are_as_before_afterwards(capfd):
 
 BAD = {
     "none": (["--num_processes=0", "--", "true"], "--num_processes=0 must be at least 1"),
-    "no number": (["--num_processes=x", "--", "true"], "invalid int value: 'x'"),
+    "not a number": (["--num_processes=x", "--", "true"], "invalid int value: 'x'"),
     "devices": (
         ["--num_processes=1", "--devices=-1", "--", "true"],
         "--devices=-1 must be at least 0",

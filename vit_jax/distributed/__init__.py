@@ -1,1 +1,1 @@
-"""One job on many devices and processes."""
+"""One job on many devices and processes: mesh, sharding, messages, failures, and the hardware."""

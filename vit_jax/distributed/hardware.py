@@ -1,6 +1,7 @@
-"""Facts about accelerators, and what JAX and the process are told about them."""
+"""What depends on the platform: facts about accelerators, compiler options, and ways to compute."""
 
 import dataclasses
+import sys
 
 import jax
 
@@ -21,16 +22,16 @@ PEAK_FLOPS = {
     "NVIDIA H200": 989e12,
 }
 
-# By platform: options of the compiler for the training step.
+# Compiler options of the training step, by platform.
 #
-# tpu: without the threshold, sharded parameters of 16 and more shards are gathered in as many
-# pieces as there are shards, each with a matrix product too small for the chip: an MLP of 8 layers
-# over fsdp=16 on v5e:4x4 takes 145.9 Mcycles by the compiler's estimate, and 23.4 with it (v6e:4x4:
-# 73.6 and 8.8; no change on v4 and v5p).
+# tpu: without the threshold, parameters in 16 and more shards are gathered in as many pieces, each
+# followed by a matrix product that is too small for the chip: an MLP of 8 layers over fsdp=16 on
+# v5e:4x4 takes 145.9 Mcycles by the compiler's estimate, and 23.4 with it (v6e:4x4: 73.6 and 8.8;
+# no change on v4 and v5p).
 #
-# cpu: without it a step copies the optimizer's moments, as new ones take their place while
-# something may still read the old; with it those are read first. B/16 with 4 images takes 2 to 4 %
-# less time, and 636 MiB beside the state, not 902.
+# cpu: without region analysis, a step copies the optimizer's moments before it overwrites them, in
+# case the old ones are still read; with it, they are read first. B/16 with 4 images takes 2 to 4 %
+# less time, and 636 MiB besides the state instead of 902.
 COMPILER_OPTIONS = {
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
     "cpu": {"xla_cpu_copy_insertion_use_region_analysis": True},
@@ -39,12 +40,12 @@ COMPILER_OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
-    """What a plan must know of a chip. Bandwidths in bytes/s.
+    """What a plan must know about a chip. Bandwidths are in bytes/s.
 
     Sources: Google Cloud's TPU system architecture pages (peak, HBM, network); "How to scale your
     model" (Google DeepMind, 2025) for one direction of a link and 25 GB/s of data-center network
-    per host; `hbm_gib` is what the compiler says is usable; `clock` is inferred from the peak and
-    the width of the matrix units.
+    per host; `hbm_gib` is what the compiler can use; `clock` is derived from the peak and the width
+    of the matrix units.
     """
 
     device_kind: str
@@ -52,10 +53,10 @@ class Tpu:
     hbm_bandwidth: float
     clock: float  # Hz
     link_bandwidth: float  # of one interconnect link in one direction
-    torus: int  # dimensions of the interconnect
-    wraps: int  # an extent that is a multiple of this has wraparound links
-    host_chips: int  # of a host in a pod of several
-    host_cores: int  # virtual CPUs of that host
+    torus: int  # number of dimensions of the interconnect
+    wraps: int  # a side whose length is a multiple of this has wraparound links
+    host_chips: int  # chips per host, in a pod of several hosts
+    host_cores: int  # virtual CPUs of such a host
 
     @property
     def peak_flops(self) -> float:
@@ -63,7 +64,7 @@ class Tpu:
 
     @property
     def network_bandwidth(self) -> float:
-        """Of the data-center network, per chip."""
+        """Bandwidth of the data-center network per chip."""
         return 25e9 / self.host_chips
 
 
@@ -76,53 +77,64 @@ TPUS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """bf16 FLOP/s of one device, or None for a kind that is not listed (such as a CPU)."""
+    """Peak bf16 FLOP/s of one device; None for a kind that is not listed, such as a CPU."""
     return PEAK_FLOPS.get(device_kind)
 
 
+def is_cpu() -> bool:
+    """Whether this process computes on CPUs by default."""
+    return jax.default_backend() == "cpu"
+
+
+def is_linux() -> bool:
+    return sys.platform == "linux"
+
+
 def product_side() -> int:
-    """Of the square matrices whose product, measured, stands for the peak of the matrix units."""
-    return 2048 if jax.default_backend() == "cpu" else 8192
+    """The side of two square matrices whose product, when timed, reaches the peak FLOP/s."""
+    return 2048 if is_cpu() else 8192
 
 
 def slice_index(device) -> int:
-    """The slice of a TPU pod that a device belongs to; elsewhere JAX counts hosts by that name, and
-    there is one.
-    """
-    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
-
-
-def multiply_or_index(multiply, index, *arrays):
-    """What both functions compute: on TPUs, where each index costs, by the one that is made of
-    matrix products.
-    """
-    return jax.lax.platform_dependent(*arrays, tpu=multiply, default=index)
-
-
-def branch_or_select(branch, select, *arrays):
-    """What both functions compute: on CPUs by the one that does what is chosen alone, else by the
-    one that does all.
-    """
-    return jax.lax.platform_dependent(*arrays, cpu=branch, default=select)
+    """The TPU slice of a device; 0 elsewhere, where JAX's `slice_index` numbers hosts."""
+    if device.platform != "tpu":
+        return 0
+    return getattr(device, "slice_index", 0)
 
 
 def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
-    """What the training step is compiled with for the devices of a mesh."""
+    """Compiler options of the training step for the devices of a mesh."""
     return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
 def platform() -> str:
-    """Where the program will run: "tpu", "cpu", "cuda" with cuDNN's fused attention, or another
-    name of JAX's.
+    """Where the program will run: "tpu", "cpu", "cuda" (a GPU with cuDNN's fused attention), or
+    another of JAX's names.
 
-    The mesh that is set says it, also one of devices that are only described, for which a CPU
-    compiles; without a mesh it is JAX's default.
+    The current mesh decides. Its devices may be described only, such as those of a TPU topology
+    for which a CPU compiles. Without a mesh it is JAX's default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     name = device.platform if device else jax.default_backend()
-    return "cuda" if name == "gpu" and has_cudnn(jax.local_devices()[0]) else name
+    if name == "gpu" and has_cudnn(jax.local_devices()[0]):
+        return "cuda"
+    return name
 
 
 def has_cudnn(device) -> bool:
     """Whether a GPU runs cuDNN's fused attention: NVIDIA's, from Ampere on."""
     return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8.0
+
+
+def multiply_or_index(multiply, index, *arrays):
+    """Calls one of two functions with the same result: on TPUs, where indexing is slow, the one
+    that uses matrix products.
+    """
+    return jax.lax.platform_dependent(*arrays, tpu=multiply, default=index)
+
+
+def branch_or_select(branch, select, *arrays):
+    """Calls one of two functions with the same result: on CPUs the one that computes only the
+    chosen branch, elsewhere the one that computes all of them and selects.
+    """
+    return jax.lax.platform_dependent(*arrays, cpu=branch, default=select)

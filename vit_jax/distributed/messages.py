@@ -1,4 +1,4 @@
-"""Short messages between the processes of one job, which take no devices."""
+"""Short texts that the processes of one job exchange through the coordinator, without devices."""
 
 import collections
 import contextlib
@@ -7,23 +7,25 @@ import threading
 import time
 
 import jax
-from jax._src.distributed import global_state  # nothing public passes a word without the devices
+from jax._src.distributed import global_state  # no public API exposes the key-value store
 
 from vit_jax.errors import UserError
 
-TIMEOUT = "VIT_JAX_START_TIMEOUT"
-# For what takes long on one process and not on another, as reading a checkpoint. A dead one is
-# noticed before.
+START_TIMEOUT = "VIT_JAX_START_TIMEOUT"
+# For work that may take long on one process only, such as reading a checkpoint. A process that dies
+# is noticed earlier.
 PATIENCE_S = 1800
-BARRIER_POLL_S = 0.1  # between two looks at who is there
+BARRIER_POLL_S = 0.1
 
-# How often this process exchanged words and met others; all count alike.
-exchanges, gather_ids, barriers = itertools.count(), itertools.count(), collections.Counter()
-joined = threading.Event()  # JAX says that it is initialised before all are there
+# Numbers of the calls so far. All processes make the same calls, so they count alike.
+all_gather_ids = itertools.count()
+gather_ids = itertools.count()
+barrier_ids = collections.Counter()  # by key
+joined = threading.Event()  # JAX reports that it is initialised before all processes have joined
 
 
 def is_multiprocess() -> bool:
-    """Whether this process joined others; asks no devices, which may be lost."""
+    """Whether this process joined others. Does not ask the devices, which may be lost."""
     return joined.is_set() and global_state.client is not None and global_state.num_processes > 1
 
 
@@ -33,97 +35,92 @@ def leader_address() -> str:
 
 
 def first_problem(what: str, problem: str | None) -> str | None:
-    """What the first process has to say that has a problem, the same on all; None where there is
-    none.
-    """
+    """The problem of the lowest process that has one, the same on all processes; else None."""
     if not is_multiprocess():
         return problem
-    said = all_gather(what, problem or "", PATIENCE_S)
-    return next((f"process {i}: {text}" for i, text in enumerate(said) if text), None)
+    problems = all_gather(what, problem or "", PATIENCE_S)
+    return next((f"process {i}: {text}" for i, text in enumerate(problems) if text), None)
 
 
 def all_gather(what: str, text: str, seconds: int) -> list[str]:
-    """What every process says, by process; all must call it, in the same order. It takes no
-    devices.
+    """The texts of all processes, by process. All must call this, in the same order.
 
-    Raises:
-      UserError: not all said it within `seconds`; the error names those who did not.
+    `what` is the point in the run that they have reached, for the UserError that names those that
+    do not come within `seconds`.
     """
     if not is_multiprocess():
         return [text]
-    client, number, own = global_state.client, next(exchanges), global_state.process_id
-    said = post(f"vit_jax/{number}", text, seconds)
-    if len(said) == global_state.num_processes:
-        client.key_value_delete(f"vit_jax/{number - 1}/{own}")  # all have read it: they are here
-        return [said[i] for i in range(global_state.num_processes)]
-    missing = ", ".join(str(i) for i in range(global_state.num_processes) if i not in said)
-    raise UserError(
-        f"process {missing} of {global_state.num_processes} did not come to {what} within "
-        f"{seconds} s: see what they say; at the start, {TIMEOUT}=SECONDS waits longer"
-    )
+    number = next(all_gather_ids)
+    count = global_state.num_processes
+    texts = post(f"vit_jax/{number}", text, seconds)
+    missing = [str(i) for i in range(count) if i not in texts]
+    if missing:
+        raise UserError(
+            f"process {', '.join(missing)} of {count} did not reach {what} within {seconds} s: see "
+            f"the logs of all processes; to wait longer at the start, set {START_TIMEOUT}=SECONDS"
+        )
+    # All processes are here, so all have read the texts of the call before.
+    global_state.client.key_value_delete(f"vit_jax/{number - 1}/{global_state.process_id}")
+    return [texts[i] for i in range(count)]
 
 
 def gather(what: str, text: str, seconds: int) -> list[str] | None:
-    """Like `all_gather`, where process 0 alone gets what all say, and the others None: for what is
-    long.
-    """
+    """Like `all_gather`, but only process 0 gets the texts and the others None: for long texts."""
     if not is_multiprocess():
         return [text]
-    key = f"vit_jax/leader/{next(gather_ids)}"
-    global_state.client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
+    client = global_state.client
+    key = f"vit_jax/gather/{next(gather_ids)}"
+    client.key_value_set(f"{key}/{global_state.process_id}", text)
     all_gather(what, "", seconds)
-    if global_state.process_id:
+    if global_state.process_id != 0:
         return None
-    found = {
-        int(name.rsplit("/", 1)[1]): value[1:]
-        for name, value in global_state.client.key_value_dir_get(key)
-    }
-    global_state.client.key_value_delete(key)
-    return [found[i] for i in range(global_state.num_processes)]
+    texts = by_process(key)
+    client.key_value_delete(key)
+    return [texts[i] for i in range(global_state.num_processes)]
 
 
 def signal(key: str) -> None:
-    """Sets a key for `barrier`."""
+    """Ends the wait of every `barrier(..., unless=key)`."""
     if is_multiprocess():
         global_state.client.key_value_set(key, "", allow_overwrite=True)
 
 
 def barrier(key: str, seconds: float, unless: str) -> None:
-    """Waits for all processes at a key, which may be used again, as long as none of them has
-    announced `unless`.
+    """Waits until all processes have called this; a key may be used again.
 
     Raises:
-      RuntimeError: one has, or not all came within `seconds`.
+      RuntimeError: a process called `signal(unless)`, or not all came within `seconds`.
     """
     if not is_multiprocess():
         return
-    client, end, own, number = (
-        global_state.client,
-        time.monotonic() + seconds,
-        global_state.process_id,
-        barriers[key],
-    )
-    barriers[key] += 1
-    here = f"vit_jax/meet/{key}/{number}"
-    client.key_value_set(f"{here}/{own}", "")
+    client = global_state.client
+    process = global_state.process_id
+    deadline = time.monotonic() + seconds
+    number = barrier_ids[key]
+    barrier_ids[key] += 1
+    here = f"vit_jax/barrier/{key}/{number}"
+    client.key_value_set(f"{here}/{process}", "")
     while len(client.key_value_dir_get(here)) < global_state.num_processes:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has announced it
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the key is not set
             client.key_value_try_get(unless)
             raise RuntimeError("another process failed")
-        if time.monotonic() > end:
-            raise RuntimeError(f"not all processes came to {key} within {seconds:.0f} s")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all processes reached {key} within {seconds:.0f} s")
         time.sleep(BARRIER_POLL_S)
-    client.key_value_delete(
-        f"vit_jax/meet/{key}/{number - 1}/{own}"
-    )  # nobody looks there any more: all are here
+    # All processes are here, so none still polls the barrier before.
+    client.key_value_delete(f"vit_jax/barrier/{key}/{number - 1}/{process}")
 
 
 def post(key: str, text: str, seconds: int) -> dict[int, str]:
-    """What the processes say under a key, which is used once, by process; those that come too late
-    are left out.
-    """
+    """The texts that processes posted under a key within `seconds`; a key is used only once."""
     client = global_state.client
-    client.key_value_set(f"{key}/{global_state.process_id}", f"={text}")
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came
+    client.key_value_set(f"{key}/{global_state.process_id}", text)
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came in time
         client.wait_at_barrier(key, 1000 * seconds)
-    return {int(name.rsplit("/", 1)[1]): value[1:] for name, value in client.key_value_dir_get(key)}
+    return by_process(key)
+
+
+def by_process(key: str) -> dict[int, str]:
+    """The texts under KEY/PROCESS."""
+    found = global_state.client.key_value_dir_get(key)
+    return {int(name.rsplit("/", 1)[1]): text for name, text in found}

@@ -1,6 +1,4 @@
-"""Whether a run is asked to save and stop: by SIGTERM, or by a notice of preemption that JAX hears
-of.
-"""
+"""Whether a run should save and stop: after SIGTERM, or a preemption notice received by JAX."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -9,17 +7,21 @@ import jax
 
 
 class Interrupted(Exception):
-    """An evaluation was cut short, because the run is to save and stop."""
+    """An evaluation was cut short because the run should save and stop."""
 
 
 class SaveRequest:
-    """One process: our own handler, and a second SIGTERM ends the process at once. Several: JAX's
-    preemption service, by which all processes agree on the step; each host has its own notice, and
-    one that comes late disturbs nothing."""
+    """The request to save and stop.
+
+    One process handles SIGTERM itself, and a second SIGTERM ends it at once. Several processes use
+    JAX's preemption service, by which all agree on the step even if their hosts are notified at
+    different times.
+    """
 
     def __init__(self):
         self.distributed = jax.distributed.is_initialized()
-        self.received, self.asked = False, 0
+        self.received = False
+        self.num_calls = 0
         if not self.distributed:
             signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -28,22 +30,18 @@ class SaveRequest:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def due(self) -> bool:
-        """Must be asked equally often by every process: after every step, and every batch of an
-        evaluation.
+        """Whether to save and stop now. Every process must call this equally often: after every
+        step, and every batch of an evaluation.
         """
         if self.distributed and not self.received:
             from jax.experimental import multihost_utils
 
-            self.asked += 1
-            self.received = multihost_utils.reached_preemption_sync_point(self.asked)
+            self.num_calls += 1
+            self.received = multihost_utils.reached_preemption_sync_point(self.num_calls)
         return self.received
 
     def until_due(self, items: Iterable) -> Iterator:
-        """Yields the items.
-
-        Raises:
-          Interrupted: the run is to save and stop now.
-        """
+        """Yields the items; raises Interrupted when the run should save and stop."""
         for item in items:
             if self.due():
                 raise Interrupted

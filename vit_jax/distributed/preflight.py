@@ -1,5 +1,5 @@
-"""The preflight of several processes: before any device computes, all find that they are about to
-do the same.
+"""The preflight: before any device computes, all processes check that they are about to do the
+same thing.
 """
 
 import collections
@@ -21,63 +21,71 @@ log = logging.getLogger(__name__)
 
 
 def check(facts: Mapping[str, object], folder: epath.Path | None = None) -> None:
-    """Makes sure, once at the start, that all processes do the same; does nothing in a single one.
+    """Checks that all processes have the same facts; does nothing for a single process.
+
+    If one differs, all raise a UserError that names the process and what differs.
 
     Args:
-      facts: what must be the same everywhere beside code, versions and devices: a config by key,
+      facts: what must be the same everywhere besides code, versions and devices: a config by key,
         fingerprints. Keys of the machine are left out.
-      folder: exists, and must be one folder for all, not one of this name on each host.
-
-    Raises:
-      UserError: on all processes, if one differs; it names the process and the facts.
+      folder: exists, and must be one folder that all share, not one of this name on each host.
     """
     if jax.process_count() == 1:
         return
-    index, address = jax.process_index(), messages.leader_address()
-    count, local = jax.process_count(), jax.local_device_count()
+    num_local = jax.local_device_count()
     log.info(
-        "process %d of %d, led by process 0 at %s, %d local devices of %d",
-        *(index, count, address, local, jax.device_count()),
+        "process %d of %d, coordinator at %s, %d local devices of %d",
+        jax.process_index(),
+        jax.process_count(),
+        messages.leader_address(),
+        num_local,
+        jax.device_count(),
     )
     same = {key: repr(facts[key]) for key in sorted(facts) if not configs.may_differ_by_host(key)}
     same |= versions.versions() | dict(commit=versions.commit(), code=versions.code())
-    same["devices"] = f"{local} of kind {jax.local_devices()[0].device_kind}"
+    same["devices"] = f"{num_local} of kind {jax.local_devices()[0].device_kind}"
     if folder is None:
-        return compare(same)
-    mark = folder / f".led_by_{re.sub('[^a-zA-Z0-9]', '_', address)}"
-    if index == 0:
-        mark.write_text(str(time.time_ns()))
+        compare(same)
+    else:
+        compare_in(folder, same)
+
+
+def compare_in(folder: epath.Path, facts: dict[str, str]) -> None:
+    """`compare`, while a file of process 0 shows whether the others see the same folder."""
+    address = re.sub("[^a-zA-Z0-9]", "_", messages.leader_address())
+    mark = folder / f".led_by_{address}"
+    is_leader = jax.process_index() == 0
+    if is_leader:
+        mark.write_text(f"shared since {time.time_ns()}")
     try:
-        messages.all_gather("the start", "", processes.timeout())
-        compare(
-            same
-            | {"--workdir": mark.read_text() if mark.exists() else f"{folder} of this host alone"}
-        )
+        messages.all_gather("the start", "", processes.start_timeout())
+        seen = mark.read_text() if mark.exists() else f"{folder} is not shared with process 0"
+        compare(facts | {"--workdir": seen})
     finally:
-        if index == 0:
+        if is_leader:
             mark.unlink()
 
 
 def compare(facts: dict[str, str]) -> None:
-    """Raises UserError on all processes, if one has other facts than most; of two, process 1 is the
-    odd one.
+    """Raises UserError on all processes if one has other facts than most; with two, process 1 is
+    reported.
     """
+    seconds = processes.start_timeout()
     text = json.dumps(facts)
-    digests = messages.all_gather(
-        "the start", hashlib.sha256(text.encode()).hexdigest(), processes.timeout()
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    digests = messages.all_gather("the start", digest, seconds)
     if len(set(digests)) == 1:
         return
-    usual = digests.index(collections.Counter(digests).most_common(1)[0][0])
-    odd = [i for i, digest in enumerate(digests) if digest != digests[usual]]
-    all_facts = [
-        json.loads(other) for other in messages.all_gather("the start", text, processes.timeout())
-    ]
-    others = f"; nor do processes {', '.join(map(str, odd[1:]))}" if odd[1:] else ""
+    most_common = collections.Counter(digests).most_common(1)[0][0]
+    usual = digests.index(most_common)
+    first, *more = [i for i, digest in enumerate(digests) if digest != most_common]
+    texts = messages.all_gather("the start", text, seconds)
+    details = differences(json.loads(texts[usual]), json.loads(texts[first]))
+    if more:
+        details += f"; processes {', '.join(map(str, more))} differ, too"
     raise UserError(
-        f"process {odd[0]} does not do what process {usual} does "
-        f"({differences(all_facts[usual], all_facts[odd[0]])}{others}): start all processes with "
-        "the same command, code and data"
+        f"process {first} differs from process {usual} ({details}): start all processes with the "
+        "same command, code and data"
     )
 
 

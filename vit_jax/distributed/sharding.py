@@ -1,4 +1,6 @@
-"""All parallelism: the mesh, the rules from logical to mesh axes, and where every parameter lives."""
+"""Sharding rules: which axes of activations, parameters and batches are split along which axes of
+the mesh.
+"""
 
 import math
 import re
@@ -35,8 +37,8 @@ TENSOR_PARALLEL = (
 )
 
 # A shard along fsdp has a multiple of this many rows: with 5 or 20 of them (H/14 over 256 chips)
-# the TPU compiler puts an all-reduce of zero-filled arrays in the place of every all-gather and
-# reduce-scatter.
+# the TPU compiler replaces every all-gather and reduce-scatter by an all-reduce of zero-filled
+# arrays.
 SHARD_ROWS = 8
 # Below one tile of a TPU (8 x 128) a shard costs more to gather than it saves.
 MIN_SHARD_ELEMENTS = 8 * 128
@@ -50,128 +52,137 @@ def spec(*axes: str | None) -> PartitionSpec:
     return PartitionSpec(*(RULES[axis] if axis else None for axis in axes))
 
 
+def mesh_axes(part) -> tuple[str, ...]:
+    """The mesh axes in one entry of a PartitionSpec, which is a tuple, a single axis or None."""
+    if part is None:
+        return ()
+    return (part,) if isinstance(part, str) else part
+
+
 def constrain(x, *axes: str | None):
     """Pins the sharding of an activation to its logical axes; does nothing outside of
     `jax.set_mesh`.
     """
-    wanted = spec(*axes)
+    sharding = spec(*axes)
     if len(axes) != x.ndim:
         raise ValueError(
             f"constrain needs one logical axis per dimension, got {axes} for shape {x.shape}"
         )
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return jax.lax.with_sharding_constraint(x, wanted)
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None):
-    """(booleans of logical `axes` that are true with a probability, that probability).
+    """Random booleans of logical `axes`, and the probability with which they are true.
 
-    Threefry gives the same ones on every mesh. XLA does not split the draws of other generators:
-    each chip would make those of the whole batch. So there each device draws its own part, by a key
-    of its own; and it draws bytes, which rounds the probability to 1/256: L/16 with dropout on
-    v5e:8x8 takes 12.6 GiB per chip so, and 14.2 with floats.
+    Threefry gives the same booleans on every mesh. XLA does not split the draws of other
+    generators: each chip would draw for the whole batch. So with those each device draws its own
+    part with its own key. And it draws bytes, which rounds the probability to 1/256: L/16 with
+    dropout on v5e:8x8 needs 12.6 GiB per chip with bytes, and 14.2 with floats.
     """
-    mesh, wanted = jax.sharding.get_abstract_mesh(), spec(*axes)
-    names = [
-        name for part in wanted if part for name in ((part,) if isinstance(part, str) else part)
-    ]
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = spec(*axes)
     if mesh.empty or "threefry" in str(jax.random.key_impl(key)):
         return jax.random.bernoulli(key, probability, shape), probability
     threshold = min(max(round(256 * probability), 1), 255)
 
-    def split(part) -> int:
-        return math.prod(
-            mesh.shape[name] for name in ((part,) if isinstance(part, str) else part or ())
-        )
-
     def draw(key):
-        for name in names:
-            key = jax.random.fold_in(key, jax.lax.axis_index(name))
-        parts = tuple(size // split(part) for size, part in zip(shape, wanted, strict=True))
-        return jax.random.bits(key, parts, np.uint8) < threshold
+        for part in parts:
+            for axis in mesh_axes(part):
+                key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        shards = [math.prod(mesh.shape[axis] for axis in mesh_axes(part)) for part in parts]
+        local = tuple(size // count for size, count in zip(shape, shards, strict=True))
+        return jax.random.bits(key, local, np.uint8) < threshold
 
-    return jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=wanted, check_vma=False)(
-        key
-    ), threshold / 256
+    split_draw = jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)
+    return split_draw(key), threshold / 256
 
 
 def path_name(path) -> str:
-    """ "Transformer/encoder_norm/scale" for a key path of `jax.tree_util`."""
+    """The name of a key path of `jax.tree_util`, such as "Transformer/encoder_norm/scale"."""
     return "/".join(
         str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path
     )
 
 
 def shard_rows(name: str, shape: tuple[int, ...], taken: list, shards: int) -> int | None:
-    """The axis of a leaf to split `shards` ways: the largest that is whole yet and gives shards of
-    full rows, or None.
+    """The axis of a leaf to split `shards` ways, or None: the largest axis that is not split yet
+    and gives shards of full rows.
 
-    Vectors (biases, gains) stay whole, and so does the axis of stacked layers, of which scan takes
-    one at a time.
+    Vectors (biases, gains) are not split, nor is the axis of stacked layers, since scan takes one
+    layer at a time.
     """
     first = 1 if "encoderblock" in name.split("/") else 0
     size = math.prod(shape[first:]) // math.prod(taken)
     if shards == 1 or len(shape) - first < 2 or size // shards < MIN_SHARD_ELEMENTS:
         return None
     fits = [
-        i
-        for i in range(first, len(shape))
-        if taken[i] == 1 and shape[i] % (SHARD_ROWS * shards) == 0
+        axis
+        for axis in range(first, len(shape))
+        if taken[axis] == 1 and shape[axis] % (SHARD_ROWS * shards) == 0
     ]
-    return max(fits, key=lambda i: (shape[i], i), default=None)
+    return max(fits, key=lambda axis: (shape[axis], axis), default=None)
+
+
+def tensor_axes(name: str, shape: tuple[int, ...], shards: int) -> list[str | None]:
+    """For each axis of a leaf, "tensor" if tensor parallelism splits it, else None."""
+    axes: list[str | None] = [None] * len(shape)
+    if shards == 1:
+        return axes
+    for pattern, logical in TENSOR_PARALLEL:
+        first = len(shape) - len(logical)
+        if first < 0 or not re.search(rf"(^|/){pattern}$", name):
+            continue
+        for i, axis in enumerate(spec(*logical), start=first):
+            # Adafactor's moments have their parameter's path but not all of its axes.
+            if shape[i] % shards == 0:
+                axes[i] = axis
+    return axes
 
 
 def leaf_spec(
     name: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int], zero: bool = False
 ) -> PartitionSpec:
-    """Where one leaf of parameters or optimizer state lives.
+    """How one leaf of parameters or optimizer state is split.
 
-    Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits one axis more (`shard_rows`).
-    With `zero` (ZeRO-1, arXiv 1910.02054 section 5.1) what the optimizer and the averaging hold is
-    split over `data`, too.
+    Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits one more axis (`shard_rows`).
+    With `zero` (ZeRO-1, arXiv 1910.02054 section 5.1) the optimizer state and the averaged
+    parameters are split over `data`, too.
     """
-    axes: list = [None] * len(shape)
-    for pattern, logical in TENSOR_PARALLEL:
-        if (
-            mesh_shape["tensor"] > 1
-            and re.search(rf"(^|/){pattern}$", name)
-            and len(shape) >= len(logical)
-        ):
-            first = len(shape) - len(logical)
-            # Adafactor's moments have their parameter's path but not all of its axes: what does not
-            # divide stays whole.
-            divides = [size % mesh_shape["tensor"] == 0 for size in shape[first:]]
-            axes[first:] = [
-                axis if fits else None for axis, fits in zip(spec(*logical), divides, strict=True)
-            ]
+    axes: list = tensor_axes(name, shape, mesh_shape["tensor"])
     taken = [mesh_shape["tensor"] if axis else 1 for axis in axes]
-    is_held = zero and not name.startswith("params/")
-    for split in (("fsdp", "data"), ("fsdp",)) if is_held else (("fsdp",),):
-        row = shard_rows(name, shape, taken, math.prod(mesh_shape[axis] for axis in split))
+    splits: list = ["fsdp"]
+    if zero and not name.startswith("params/"):
+        splits.insert(0, ("fsdp", "data"))
+    for split in splits:
+        shards = math.prod(mesh_shape[axis] for axis in mesh_axes(split))
+        row = shard_rows(name, shape, taken, shards)
         if row is not None:
-            axes[row] = split if len(split) > 1 else split[0]
+            axes[row] = split
             break
     return PartitionSpec(*axes)
 
 
 def param_specs(tree, mesh: Mesh, zero: bool = False):
-    """NamedShardings for a tree of parameters or a whole TrainState, leaf by leaf from path and
-    shape.
+    """NamedShardings for a tree of parameters or a whole TrainState, from the path and shape of
+    each leaf.
 
     `zero` takes effect on a whole state, whose parameters are below `params`.
     """
 
-    def place(path, leaf):
+    def leaf_sharding(path, leaf):
         return NamedSharding(mesh, leaf_spec(path_name(path), leaf.shape, mesh.shape, zero))
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
 
 
 def split_share(params, mesh: Mesh) -> float:
-    """The share of a tree of parameters, from 0 to 1, that no device holds as a whole."""
-    leaves, placed = jax.tree.leaves(params), jax.tree.leaves(param_specs(params, mesh))
-    split = sum(leaf.size for leaf, place in zip(leaves, placed, strict=True) if any(place.spec))
+    """The share of parameters, from 0 to 1, that is split over devices."""
+    leaves = jax.tree.leaves(params)
+    shardings = jax.tree.leaves(param_specs(params, mesh))
+    pairs = zip(leaves, shardings, strict=True)
+    split = sum(leaf.size for leaf, sharding in pairs if any(sharding.spec))
     return split / sum(leaf.size for leaf in leaves)
 
 
@@ -184,9 +195,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, accum_steps: int = 1) -> None:
-    """Raises UserError when a batch, or a microbatch of it, does not divide evenly over the
-    devices.
-    """
+    """Raises UserError if a batch, or a microbatch of it, is not divisible by the devices."""
     shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
     if batch_size // accum_steps % shards:
         microbatch = f" in {accum_steps} microbatches" if accum_steps > 1 else ""
@@ -199,11 +208,8 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, accum_steps: int = 1
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """Rows of the global batch that this process feeds, in ascending order.
 
-    Where tensor parallelism spans processes, several processes feed the same rows: this is not
+    If tensor parallelism spans processes, several of them feed the same rows: the number is not
     batch_size divided by the number of processes.
-
-    Raises:
-      UserError: the batch does not divide evenly over the devices.
     """
     check_batch(mesh, batch_size)
     slices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
@@ -211,7 +217,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def check_model(model, mesh: Mesh) -> None:
-    """Raises UserError when tensor parallelism does not divide the model."""
+    """Raises UserError if tensor parallelism does not divide the model."""
     tensor = mesh.shape["tensor"]
     for what in ("num_heads", "mlp_dim", "tokens_mlp_dim", "channels_mlp_dim"):
         if getattr(model, what, 0) % tensor:

@@ -1,6 +1,4 @@
-"""Which code runs: versions of the packages that make the numbers, the commit, and a digest of our
-own files.
-"""
+"""Which code runs: versions of packages that affect results, the commit, a digest of our files."""
 
 import functools
 import hashlib
@@ -9,7 +7,7 @@ import pathlib
 import platform
 import subprocess
 
-FOLDER = pathlib.Path(__file__).parent.parent  # of the package
+PACKAGE = pathlib.Path(__file__).parent.parent
 PACKAGES = (
     "vit_jax",
     "jax",
@@ -24,7 +22,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those packages that are installed."""
+    """Versions of Python and of those `PACKAGES` that are installed."""
     found = dict(python=platform.python_version())
     for name in PACKAGES:
         try:
@@ -37,8 +35,7 @@ def versions() -> dict[str, str]:
 @functools.cache
 def commit() -> str:
     """The git commit of the code, or "" outside of a checkout."""
-    folder = FOLDER.parent
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # no git
@@ -47,12 +44,11 @@ def commit() -> str:
 
 @functools.cache
 def code() -> str:
-    """SHA-256 of our Python files: it also tells two trees apart that are not committed, or no
-    checkout at all.
+    """SHA-256 of our Python files. Unlike the commit it sees changes that are not committed, and
+    works outside of a checkout.
     """
     digest = hashlib.sha256()
-    for path in sorted(FOLDER.rglob("*.py")):
-        digest.update(
-            path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

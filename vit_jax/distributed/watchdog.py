@@ -1,6 +1,4 @@
-"""How the processes of a job end together: one that fails, is gone or stands still ends all, and it
-is said which.
-"""
+"""How the processes of a job end together: if one fails, dies or stalls, all end and say which."""
 
 import contextlib
 import json
@@ -14,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
-from jax._src.distributed import global_state  # nothing public passes a word without the devices
+from jax._src.distributed import global_state  # no public API exposes the key-value store
 
 from vit_jax import cli, errors
 from vit_jax.distributed import messages, processes
@@ -23,163 +21,162 @@ from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger(__name__)
 
-# A process that ends by an error of its own says so, which is read every POLL_S; process 0 leaves
-# LINGER_S later than the others, because its end is theirs. Where a computation fails because one
-# is gone, the roll is called for PING_S.
-POLL_S, LINGER_S, PING_S = 2, 6, 5
-FAILURE, PROGRESS, PING = "vit_jax/failure", "vit_jax/progress", "vit_jax/ping"
-STALL = "VIT_JAX_STALL_TIMEOUT"
-# How computations fail whose partner is gone: on CPUs, GPUs, TPUs.
+# Keys of messages.
+FAILURE = "vit_jax/failure"  # of the first process that failed, as `report_failure` writes it
+PROGRESS = "vit_jax/progress"
+PING = "vit_jax/ping"
+
+POLL_S = 2  # how often a process looks for a failure of another one
+LINGER_S = 6  # process 0 ends this much later than the others: when it ends, JAX ends them
+PING_S = 5  # how long processes have to answer before they count as dead
+STALL_TIMEOUT = "VIT_JAX_STALL_TIMEOUT"
+# In the errors of computations whose partner died, on CPUs, GPUs and TPUs.
 LOST = re.compile("Gloo|NCCL|UNAVAILABLE|[Cc]onnection (reset|closed|refused)|peer")
 
 
 class Progress:
-    """Where this process is in the run: how many things it has begun, as all processes do alike,
-    and since when.
+    """Where this process is in the run: the number of steps and other tasks that it has begun,
+    which all processes begin in the same order, and the last of them.
     """
 
-    count, what, since = 0, "", 0.0
+    count = 0
+    what = "the start"
+    since = 0.0
 
     def mark(self, what: str) -> None:
-        self.since, self.what = time.monotonic(), what
+        self.since = time.monotonic()
+        self.what = what
         self.count += 1
 
-    def write(self) -> None:
+    def post(self) -> None:
         text = json.dumps([self.count, self.what])
-        global_state.client.key_value_set(
-            f"{PROGRESS}/{global_state.process_id}", text, allow_overwrite=True
-        )
+        key = f"{PROGRESS}/{global_state.process_id}"
+        global_state.client.key_value_set(key, text, allow_overwrite=True)
 
 
 progress = Progress()  # of this process
 
 
 def each(items: Iterable, what: str) -> Iterator:
-    """Yields the items; this process is at `what` with each of them."""
+    """Yields the items and marks progress at each of them."""
     for item in items:
         progress.mark(what)
         yield item
 
 
 def stall_timeout() -> int:
-    """Seconds without progress after which a job of several processes ends.
-
-    Raises:
-      UserError: the variable is no such number.
-    """
-    text = os.environ.get(STALL, "2400")  # longer than what waits on its own, see PATIENCE_S
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(
-            f"{STALL}={text} in the environment is no number of seconds: give a whole one above 0"
-        )
-    return int(text)
+    """Seconds without progress after which a job of several processes ends."""
+    # Longer than messages.PATIENCE_S, after which waiting processes end with a better message.
+    return processes.seconds_from_environment(STALL_TIMEOUT, "2400")
 
 
 def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
-    """`cli.run` for a command of several processes: one that fails tells the others and leaves
-    without them.
+    """`cli.run` for a command of several processes: one that fails tells the others, and all end.
 
-    In good order it would wait for them, and they for the result of a computation that it no longer
-    takes part in.
+    It does not shut JAX down, which would wait for the others, while they wait for a computation
+    that this process no longer takes part in.
     """
-
-    def reporting():
-        try:
-            with watching(stall_timeout()):
-                main()
-        except errors.Preempted:  # all stop at one step
-            raise
-        except BaseException as error:
-            gone = find_dead_processes(error)
-            report_failure(gone or error)
-            if gone:
-                raise gone from error
-            raise
-
     try:
-        code = cli.run(reporting, debug, recovery)
+        code = cli.run(lambda: run_watched(main), debug, recovery)
     except BaseException:
         if not jax.distributed.is_initialized():
             raise
-        if word := read_failure():  # what failed here is what the other one was needed for
-            code = log_failure(word)
-        else:
-            traceback.print_exc()
-            code = 1
+        code = log_exception()
     if code not in (0, errors.Preempted.exit_code) and jax.distributed.is_initialized():
         exit_now(code)
     return code
 
 
+def run_watched(main: Callable[[], None]) -> None:
+    """Runs `main`, watched by a thread, and reports the error with which it fails."""
+    try:
+        with watching(stall_timeout()):
+            main()
+    except errors.Preempted:  # all processes stop at the same step
+        raise
+    except BaseException as error:
+        cause = find_dead_processes(error)
+        report_failure(cause or error)
+        if cause:
+            raise cause from error
+        raise
+
+
+def log_exception() -> int:
+    """Prints why this process ends with an exception; returns the exit code."""
+    failure = read_failure()
+    if failure:  # this process failed because it needed the other one
+        return log_failure(failure)
+    traceback.print_exc()
+    return 1
+
+
 def find_dead_processes(error: BaseException) -> UserError | None:
-    """What to say where a computation failed because processes are gone: they don't answer when the
-    roll is called.
-    """
+    """The error that names dead processes, if a computation failed with `error` because of them."""
     if not is_multiprocess() or not LOST.search(str(error)) or read_failure():
         return None
+    client = global_state.client
     try:
-        global_state.client.key_value_set(f"{PING}/called", "", allow_overwrite=True)
+        client.key_value_set(f"{PING}/called", "", allow_overwrite=True)
         time.sleep(PING_S)
-        answered = {
-            name.rsplit("/", 1)[1] for name, _ in global_state.client.key_value_dir_get(PING)
-        }
-    except jax.errors.JaxRuntimeError:  # process 0 is gone, and so is this one soon
+        answers = {name.rsplit("/", 1)[1] for name, _ in client.key_value_dir_get(PING)}
+    except jax.errors.JaxRuntimeError:  # process 0 died: JAX will end this one
         return None
-    missing = [i for i in range(global_state.num_processes) if str(i) not in answered]
+    count = global_state.num_processes
+    missing = [str(i) for i in range(count) if str(i) not in answers]
     if not missing or read_failure():
         return None
     return NegativeResult(
-        f"process {', '.join(map(str, missing))} of {global_state.num_processes} is gone "
+        f"process {', '.join(missing)} of {count} died or can't be reached "
         f"({one_line(error)[:160]}): see its log; the same command continues from the last "
         "checkpoint"
     )
 
 
 def report_failure(error: BaseException) -> None:
-    """Says to the other processes that this one ends."""
+    """Tells the other processes that this one ends with `error`."""
     if not is_multiprocess():
         return
-    code = getattr(error, "exit_code", UserError.exit_code if errors.storage_problem(error) else 1)
-    word = dict(
+    code = UserError.exit_code if errors.storage_problem(error) else 1
+    failure = dict(
         process=global_state.process_id,
-        code=code,
+        code=getattr(error, "exit_code", code),
         error=one_line(error)[:1000] or type(error).__name__,
     )
     try:
-        global_state.client.key_value_set(FAILURE, json.dumps(word))
-    except Exception as problem:  # another was first, or process 0 is gone
-        log.debug("not read_failure: %s", problem)
+        global_state.client.key_value_set(FAILURE, json.dumps(failure))
+    except Exception as problem:  # another process was first, or process 0 died
+        log.debug("failure not reported: %s", problem)
 
 
 def read_failure() -> dict | None:
-    """What another process said with `report_failure`, if one did."""
-    try:
-        word = (
-            json.loads(global_state.client.key_value_try_get(FAILURE))
-            if is_multiprocess()
-            else None
-        )
-    except Exception:  # nothing was said, or process 0 is gone
+    """What another process wrote with `report_failure`, if one did."""
+    if not is_multiprocess():
         return None
-    return word if word and word["process"] != global_state.process_id else None
+    try:
+        failure = json.loads(global_state.client.key_value_try_get(FAILURE))
+    except Exception:  # no process failed, or process 0 died
+        return None
+    if failure["process"] == global_state.process_id:
+        return None
+    return failure
 
 
-def log_failure(word: dict) -> int:
-    """Says why this process ends, too, on stderr and in its log; returns the exit code."""
-    line = f"process {word['process']} of the job stopped: {word['error']}"
+def log_failure(failure: dict) -> int:
+    """Says on stderr and in the log which process failed; returns its exit code."""
+    line = f"process {failure['process']} of the job stopped: {failure['error']}"
     print(f"error: {line}", file=sys.stderr)
     if log.hasHandlers():
         log.error(line, extra=dict(file_only=True))
-    return word["code"]
+    return failure["code"]
 
 
 @contextlib.contextmanager
 def watching(stall_s: int) -> Iterator[None]:
-    """Watches the others until all are done with the body; after an error for as long as this
-    process lives.
+    """Watches the other processes until all have left the body; after an error, until this process
+    ends.
 
-    The thread has to end before the interpreter does, which would kill it: inside JAX that aborts
-      the whole process.
+    The thread must end before the interpreter does: killed inside JAX, it would abort the process.
     """
     over = threading.Event()
     watcher = threading.Thread(target=watch, args=(stall_s, over), daemon=True)
@@ -194,64 +191,74 @@ def watching(stall_s: int) -> Iterator[None]:
     watcher.start()
     try:
         yield
-    except errors.Preempted:  # all stop at one step
+    except errors.Preempted:  # all processes stop at the same step
         end()
         raise
     end()
 
 
 def watch(stall_s: int, over: threading.Event) -> None:
-    """Ends this process soon after another has said that it failed, or when the job stands still."""
+    """Ends this process soon after another one has failed, or when the job stalls."""
     messages.joined.wait()
-    word, written = None, 0
-    while is_multiprocess() and not over.is_set() and not (word := read_failure()):
-        with contextlib.suppress(
-            jax.errors.JaxRuntimeError
-        ):  # process 0 is gone, and so is this one soon
-            if progress.count > written:
-                written = progress.count
-                progress.write()
+    failure = wait_for_failure(stall_s, over)
+    if failure is None:
+        return
+    time.sleep(POLL_S)  # if all processes fail alike, each may report its own error
+    if is_multiprocess():
+        exit_now(log_failure(failure))
+
+
+def wait_for_failure(stall_s: int, over: threading.Event) -> dict | None:
+    """The failure of another process or a stall of the job; None once the job is over."""
+    posted = 0
+    while is_multiprocess() and not over.is_set():
+        failure = read_failure()
+        if failure:
+            return failure
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 died: JAX ends this one
+            if progress.count > posted:
+                posted = progress.count
+                progress.post()
             respond_to_ping()
             if progress.count and time.monotonic() - progress.since > stall_s:
-                word = dict(process=global_state.process_id, code=1, error=stalled(stall_s))
-                report_failure(NegativeResult(word["error"]))
-                break
+                error = NegativeResult(describe_stall(stall_s))
+                report_failure(error)
+                return dict(process=global_state.process_id, code=1, error=str(error))
         over.wait(POLL_S)
-    if word is None:
-        return
-    time.sleep(POLL_S)  # where all fail alike, each may say so itself
-    if is_multiprocess():
-        exit_now(log_failure(word))
+    return None
 
 
 def respond_to_ping() -> None:
-    """Says that this process lives, where one asks; its computation may wait for ever."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody asks
-        global_state.client.key_value_try_get(f"{PING}/called")
-        global_state.client.key_value_set(
-            f"{PING}/{global_state.process_id}", "", allow_overwrite=True
-        )
+    """Shows that this process lives, if one asks; its computation may wait for ever."""
+    client = global_state.client
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # none asks
+        client.key_value_try_get(f"{PING}/called")
+        client.key_value_set(f"{PING}/{global_state.process_id}", "", allow_overwrite=True)
 
 
-def stalled(seconds: int) -> str:
-    """Who keeps the others waiting."""
-    positions = {i: [0, "its start"] for i in range(global_state.num_processes)}
+def describe_stall(seconds: int) -> str:
+    """Which processes keep the others waiting, and where they are."""
+    positions = {i: [0, "the start"] for i in range(global_state.num_processes)}
     for name, text in global_state.client.key_value_dir_get(PROGRESS):
         positions[int(name.rsplit("/", 1)[1])] = json.loads(text)
-    last, first = min(positions.values()), max(positions.values())
-    behind = [i for i, at in positions.items() if at[0] == last[0]]
+    last = min(positions.values())
+    first = max(positions.values())
+    behind = [str(i) for i, position in positions.items() if position[0] == last[0]]
     if last[0] == first[0]:
-        where = f"all processes stand at {last[1]}"
+        where = f"all processes are at {last[1]}"
     else:
-        where = f"process {', '.join(map(str, behind))} stands at {last[1]}, the others wait for it at {first[1]}"
-    return f"the job has not moved for {seconds} s, {where}: see what it waits for; {STALL}=SECONDS waits longer"
+        where = f"process {', '.join(behind)} is at {last[1]}, the others wait at {first[1]}"
+    return (
+        f"the job made no progress for {seconds} s ({where}): find out what it waits for; to wait "
+        f"longer, set {STALL_TIMEOUT}=SECONDS"
+    )
 
 
 def exit_now(code: int) -> None:
-    """Ends this process with `code` and without waiting for the others, process 0 last."""
-    waits = is_multiprocess() and global_state.process_id == 0
-    messages.joined.clear()  # nothing more is read_failure or repeated
-    if waits:
+    """Ends this process with `code` without waiting for the others, process 0 last."""
+    is_leader = is_multiprocess() and global_state.process_id == 0
+    messages.joined.clear()  # the watching thread ends, and no further failure is logged
+    if is_leader:
         time.sleep(LINGER_S)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
