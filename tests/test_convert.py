@@ -28,8 +28,7 @@ from vit_jax.weights.formats import npz, safetensors_folder
 from vit_jax.weights.formats.weights import POSEMB
 
 SUFFIX = {"published": ".npz", "big_vision": ".npz"}
-# source: what has no place in a format, or "differ" where the logits would; in all others it must
-# succeed.
+# source: what a format can't represent, or "differ" if the logits would; all others must succeed.
 MATRIX = {
     "vit_token_norep": {},
     "vit_token_rep": dict(timm="pre_logits", hf="pre_logits"),
@@ -40,13 +39,13 @@ MATRIX = {
         big_vision="a ResNet stem", timm="a ResNet stem", hf="a ResNet stem"
     ),
     "mixer_p8": dict(timm="the architecture mixer", hf="the architecture mixer"),
-    "timm_token": dict(published="GELU by erf", big_vision="GELU by erf"),
+    "timm_token": dict(published="exact (erf) GELU", big_vision="exact (erf) GELU"),
     "timm_layer_scale": dict(published="LayerScale", big_vision="LayerScale", hf="LayerScale"),
     "timm_gap": dict(published="fc_norm", big_vision="fc_norm", hf="mean pooling"),
     "timm_deit_distilled": dict(
         published="a distillation token", big_vision="a distillation token"
     ),
-    "hf_vit": dict(published="GELU by erf", big_vision="GELU by erf", timm="differ"),
+    "hf_vit": dict(published="exact (erf) GELU", big_vision="exact (erf) GELU", timm="differ"),
 }
 
 
@@ -130,11 +129,13 @@ def test_what_the_logits_show_is_refused_with_its_cause(tmp_path, capsys):
 
 def test_a_head_of_zeros_hides_no_difference(tmp_path, capsys):
     folder = golden_folder(tmp_path, "hf_vit")
-    held = load_file(folder / "model.safetensors")
+    arrays = load_file(folder / "model.safetensors")
     zeros = {
-        name: np.zeros_like(value) for name, value in held.items() if name.startswith("classifier")
+        name: np.zeros_like(value)
+        for name, value in arrays.items()
+        if name.startswith("classifier")
     }
-    save_file(held | zeros, folder / "model.safetensors")
+    save_file(arrays | zeros, folder / "model.safetensors")
     assert len(zeros) == 2 and run(folder, tmp_path / "out", "--format=timm") == 1
     assert "differ by" in last_error(capsys) and not (tmp_path / "out").exists()
 
@@ -157,8 +158,8 @@ def test_bfloat16_comes_out_as_float32(target, tmp_path):
         tmp_path / f"out{SUFFIX.get(target, '')}",
     )
     assert run(source, out, f"--format={target}") == 0
-    held = np.load(out) if target in SUFFIX else load_file(out / "model.safetensors")
-    assert {str(held[name].dtype) for name in held} == {"float32"}
+    arrays = np.load(out) if target in SUFFIX else load_file(out / "model.safetensors")
+    assert {str(arrays[name].dtype) for name in arrays} == {"float32"}
 
 
 def test_class_names_and_preprocessing_go_along(tmp_path):
@@ -244,7 +245,7 @@ WRITERS = {
     "published": (npz, "write"),
     "timm": (safetensors_folder, "write"),
     "ours": (checkpoint, "write_params"),
-    "big_vision": (convert, "place"),
+    "big_vision": (convert, "move"),
 }
 
 
@@ -255,7 +256,7 @@ def test_a_full_disk_leaves_nothing(target, tmp_path, capsys, monkeypatch):
     write = getattr(module, function)
 
     def failing(path, *arguments, **settings):
-        if function != "place":
+        if function != "move":
             write(path, *arguments, **settings)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -6,9 +6,8 @@ import csv
 
 import numpy as np
 import pytest
-from conftest import last_error
+from conftest import golden_file, last_error
 from PIL import Image
-from test_adapt import golden_file
 
 import vit_jax
 from vit_jax import predict
@@ -133,8 +132,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("says", MISTAKES)
-def test_mistakes_are_one_line(photos, weights, tmp_path, capsys, says):
-    arguments = [argument.format(photos=photos, empty=tmp_path) for argument in MISTAKES[says]]
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_one_line(photos, weights, tmp_path, capsys, message):
+    arguments = [argument.format(photos=photos, empty=tmp_path) for argument in MISTAKES[message]]
     assert predict.main([f"--checkpoint={weights}", *arguments]) == 2
-    assert says in last_error(capsys)
+    assert message in last_error(capsys)

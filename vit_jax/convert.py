@@ -1,4 +1,4 @@
-"""Converts weights from any format to another, and writes them only when both give the same logits.
+"""Converts weights from any format to another, and writes them only if both give the same logits.
 
 python -m vit_jax.convert SRC DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
 """
@@ -26,7 +26,7 @@ from vit_jax.weights.formats import (
 )
 from vit_jax.weights.scan_layout import unflatten
 
-# Largest difference of the logits, relative to the largest logit, of a conversion that is right.
+# Largest difference of the logits in a correct conversion, relative to the largest logit.
 TOLERANCE = 1e-4
 
 ARCHIVES = {"published": vision_transformer, "big_vision": big_vision}  # one .npz
@@ -52,45 +52,42 @@ def write(weights: pretrained.Weights, model, path: pathlib.Path, target: str) -
 
 
 def obstacles(weights: pretrained.Weights, model, target: str) -> list[str]:
-    """Features of a model that the format has no place for."""
-    form = (ARCHIVES | FOLDERS).get(target)
-    return form.obstacles(weights, model) if form else []
+    """Features of a model that the format can't represent."""
+    if target == "ours":
+        return []
+    return (ARCHIVES | FOLDERS)[target].obstacles(weights, model)
 
 
 def logits(weights: pretrained.Weights, image) -> np.ndarray:
     """Output of the model that the weights are for, in full float32: [batch, classes].
 
-    Of a head that is all zeros, which would hide every error, it is what the head reads.
+    If all heads are zero, which would hide every error, it is their input.
     """
     model, params = pretrained.build(weights)
-    blind = not any(
-        value.any()
-        for name, value in weights.params.items()
-        if name in ("head/kernel", "head_dist/kernel")
-    )
+    heads = [weights.params.get(name) for name in ("head/kernel", "head_dist/kernel")]
+    has_head = any(head is not None and head.any() for head in heads)
 
     def apply(params, image):
-        return (
-            pretrained.features(model, params, image)
-            if blind
-            else model.apply({"params": params}, image)
-        )
+        if has_head:
+            return model.apply({"params": params}, image)
+        return pretrained.features(model, params, image)
 
     with jax.default_matmul_precision("highest"):
         return np.asarray(jax.jit(apply)(params, image))
 
 
 def difference(weights, converted, model) -> tuple[float, float]:
-    """(largest difference of the logits on two random images, what is tolerated of it)."""
+    """(largest difference of the logits on two random images, tolerance)."""
     image = np.random.default_rng(0).uniform(-1, 1, (2, *model.image_size, 3)).astype(np.float32)
-    before, after = logits(weights, image), logits(converted, image)
+    before = logits(weights, image)
+    after = logits(converted, image)
     if before.shape != after.shape:
         return float("inf"), 0.0
     return float(np.abs(before - after).max()), TOLERANCE * float(np.abs(before).max())
 
 
 def check_destination(destination: str, target: str) -> epath.Path:
-    """Raises UserError when nothing can be written there, or when something would be lost."""
+    """The path of DST; UserError if it can't be written, or if files would be overwritten."""
     path = epath.Path(destination)
     if destination.endswith((".npz", ".safetensors")) and (target in FOLDERS or target == "ours"):
         raise UserError(f"{target} weights are a folder, but DST is {destination}: give a folder")
@@ -110,39 +107,47 @@ def check_destination(destination: str, target: str) -> epath.Path:
     return path
 
 
-def place(made: pathlib.Path, destination: epath.Path) -> None:
-    """Moves what was made to where it belongs; at a remote store, file by file."""
+def move(made: pathlib.Path, destination: epath.Path) -> None:
+    """Moves the written weights to DST; to a remote store, file by file."""
     if "://" not in str(destination):
         if destination.is_dir():
             destination.rmdir()
         made.rename(destination)
-        return
-    for file in [made] if made.is_file() else sorted(made.rglob("*")):
-        if file.is_file():
-            goal = destination / file.relative_to(made).as_posix() if made.is_dir() else destination
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            epath.Path(file).copy(goal)
+    elif made.is_file():
+        copy(made, destination)
+    else:
+        for file in sorted(made.rglob("*")):
+            if file.is_file():
+                copy(file, destination / file.relative_to(made).as_posix())
 
 
-def prove(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
-    """Reads back what was made, and returns what `--json` holds.
+def copy(file: pathlib.Path, target: epath.Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    epath.Path(file).copy(target)
+
+
+def verify(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
+    """Reads the written weights back, and returns the content of `--json`.
 
     Raises:
       NegativeResult: the logits differ.
     """
-    settings = dict(grid=getattr(model, "grid", None)) if target in ARCHIVES else {}
-    converted = pretrained.read(made, **settings)
+    grid = None
+    if target in ARCHIVES:  # which do not show it
+        grid = getattr(model, "grid", None)
+    converted = pretrained.read(made, grid=grid)
     largest, tolerance = difference(weights, converted, model)
-    if not largest <= tolerance:  # true for nan, too
+    if not largest <= tolerance:  # also if it is nan
         after = create.create(**converted.fields)
-        lost = [
+        changes = [
             f"{name}={getattr(model, name)} becomes {getattr(after, name, None)}"
             for name in ("gelu", "ln_eps")
             if getattr(model, name, None) != getattr(after, name, None)
         ]
+        reason = f" ({', '.join(changes)})" if changes else ""
         raise NegativeResult(
             f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"
-            f"{' (' + ', '.join(lost) + ')' if lost else ''}: nothing is written"
+            f"{reason}: nothing is written"
         )
     return dict(
         source_format=weights.format,
@@ -153,35 +158,37 @@ def prove(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
 
 
 def convert(source: str, destination: str, target: str) -> dict:
-    """Converts, verifies and writes; returns what `--json` holds.
+    """Converts, verifies and writes; returns the content of `--json`.
 
     Raises:
-      UserError: the source can't be read, the target can't express it, or the destination can't be
-        written.
+      UserError: the source can't be read, the target can't represent it, or the destination can't
+        be written.
       NegativeResult: the logits differ; nothing is written.
     """
     path = check_destination(destination, target)
     weights = pretrained.read(source)
     model, _ = pretrained.build(weights)
-    if found := obstacles(weights, model, target):
+    features = obstacles(weights, model, target)
+    if features:
         raise UserError(
-            f"{target} weights have no place for {', '.join(found)} of {source}: choose another "
+            f"{target} weights can't represent {', '.join(features)} of {source}: choose another "
             "--format"
         )
-    # Beside the destination where that is local, so that placing it is one rename.
-    beside = None if "://" in destination else pathlib.Path(destination).resolve().parent
+    parent = None
+    if "://" not in destination:  # beside it, so that the last step is one rename
+        parent = pathlib.Path(destination).resolve().parent
     try:
-        with tempfile.TemporaryDirectory(prefix=".converting_", dir=beside) as folder:
+        with tempfile.TemporaryDirectory(prefix=".converting_", dir=parent) as folder:
             made = pathlib.Path(folder) / ("weights.npz" if target in ARCHIVES else "weights")
             write(weights, model, made, target)
-            result = prove(weights, made, model, target, source)
-            place(made, path)
+            result = verify(weights, made, model, target, source)
+            move(made, path)
     except Exception as error:
         problem = errors.storage_problem(error)
         if isinstance(error, UserError) or problem is None:
             raise
         raise UserError(
-            f"DST {destination} can't be written ({problem}): mend it, or give another place"
+            f"DST {destination} can't be written ({problem}): fix it, or give another path"
         ) from error
     return result
 
@@ -198,7 +205,7 @@ def add_arguments(parser, part: str) -> None:
         help="a new .npz (published, big_vision) or folder (the others)",
     )
     parser.add_argument(
-        "--format", choices=FORMATS, help="of DST; else published for .npz, ours for a folder"
+        "--format", choices=FORMATS, help="of DST (default: published for .npz, ours for a folder)"
     )
 
 

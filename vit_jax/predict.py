@@ -1,4 +1,4 @@
-"""Classes or features of images, by any weights.
+"""Predicts classes or features of images with any weights.
 
 python -m vit_jax.predict --checkpoint=WEIGHTS IMAGE_OR_FOLDER... [--top_k=5] [--out=FILE.csv|.npz]
 """
@@ -23,16 +23,15 @@ from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.predict")
 
-PER_DEVICE = 32  # images at a time
+PER_DEVICE = 32  # images per batch and device
 KINDS = (".csv", ".npz")
 
 
 def make_step(model, top_k: int, is_multi_label: bool):
     """f(params, image uint8 [batch, H, W, 3]) -> (features [batch, embed], class [batch, k],
-    probability [batch, k]).
-
-    With `top_k` 0 it gives features alone.
+    probability [batch, k]); the features alone if `top_k` is 0.
     """
+    probabilities = jax.nn.sigmoid if is_multi_label else jax.nn.softmax
 
     def step(params, image):
         image = model.normalize(image)
@@ -40,38 +39,37 @@ def make_step(model, top_k: int, is_multi_label: bool):
         if not top_k:
             return (features,)
         logits = model.apply({"params": params}, image).astype(jnp.float32)
-        likely, label = jax.lax.top_k(
-            jax.nn.sigmoid(logits) if is_multi_label else jax.nn.softmax(logits), top_k
-        )
-        return features, label, likely
+        probability, label = jax.lax.top_k(probabilities(logits), top_k)
+        return features, label, probability
 
     return jax.jit(step)
 
 
 def batches_of(model, listing, rows: int) -> Iterator[dict]:
-    """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and what
-    can't be read.
+    """Batches of `rows` decoded images in the model's size and crop; mask 0 marks padding and
+    images that can't be read.
     """
     from vit_jax.data import pipeline
 
-    crop = dict(crop="central", fraction=model.crop) if model.crop else dict(crop="resize")
-    method = model.interpolation if model.interpolation in ("bilinear", "bicubic") else "bilinear"
-    how = ml_collections.ConfigDict(crop | dict(method=method))
-    host = pipeline.eval_pipeline(how, listing, np.arange(rows), rows, model.image_size[0], "skip")
+    crop = dict(crop="resize")
+    if model.crop:
+        crop = dict(crop="central", fraction=model.crop)
+    method = "bicubic" if model.interpolation == "bicubic" else "bilinear"
+    config = ml_collections.ConfigDict(crop | dict(method=method))
+    all_rows = np.arange(rows)
+    host = pipeline.eval_pipeline(config, listing, all_rows, rows, model.image_size[0], "skip")
     return host.batches()
 
 
 def predict(
-    weights: pretrained.Weights, given: Sequence[str], top_k: int, image_size: int | None
+    weights: pretrained.Weights, paths: Sequence[str], top_k: int, image_size: int | None
 ) -> dict:
-    """Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images
-    that can be read.
+    """Predictions for the images in `paths`, which may be folders.
 
-    With `top_k` 0 the last two are left out. `unreadable` has the paths of other images, `names`
-    those of the classes.
-
-    Raises:
-      UserError: a path does not exist, or the weights can't do this.
+    Returns:
+      Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images
+      that can be read (the last two only if `top_k` > 0); `unreadable`, the paths of the other
+      images; `names` of the classes.
     """
     from vit_jax.data.sources import file_list
 
@@ -80,33 +78,36 @@ def predict(
         raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
     if model.image_size[0] != model.image_size[1]:
         raise UserError(
-            f"{weights.path} is for images of {model.image_size}: only square ones are predicted"
+            f"{weights.path} is for images of {model.image_size}: only square ones are supported"
         )
-    found, listing = file_list.load(given)
+    files, listing = file_list.load(paths)
     mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size
-    step = make_step(
-        model, min(top_k, model.num_classes), weights.loss in ("sigmoid_xent", "multilabel_xent")
-    )
-    parts, good = [], []
+    is_multi_label = weights.loss in ("sigmoid_xent", "multilabel_xent")
+    step = make_step(model, min(top_k, model.num_classes), is_multi_label)
+    outputs = []
+    ids = []
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.replicated(mesh))
         for batch in batches_of(model, listing, rows):
             image = jax.device_put(batch["image"], sharding.batch_sharding(mesh))
-            keep = batch["mask"] > 0
-            parts.append([np.asarray(part)[keep] for part in jax.device_get(step(params, image))])
-            good.append(batch["id"][keep])
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    number = np.concatenate(good)
+            readable = batch["mask"] > 0
+            output = jax.device_get(step(params, image))
+            outputs.append([np.asarray(array)[readable] for array in output])
+            ids.append(batch["id"][readable])
+    columns = [np.concatenate(column) for column in zip(*outputs, strict=True)]
+    ids = np.concatenate(ids)
+    unreadable = sorted(set(range(len(files))) - set(ids.tolist()))
     names = weights.class_names or [f"class {i}" for i in range(model.num_classes)]
-    result = dict(zip(("features", "label", "probability"), columns, strict=False))
-    readable = set(number.tolist())
-    bad = [path for i, path in enumerate(found) if i not in readable]
-    return result | dict(path=[found[i] for i in number], unreadable=bad, names=list(names))
+    return dict(zip(("features", "label", "probability"), columns, strict=False)) | dict(
+        path=[files[i] for i in ids],
+        unreadable=[files[i] for i in unreadable],
+        names=list(names),
+    )
 
 
 def as_csv(result: dict) -> str:
-    """A line per image: its path, then class and probability by rank, or the features."""
+    """One line per image: its path, then classes and probabilities by rank, or the features."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if "label" not in result:
@@ -120,20 +121,17 @@ def as_csv(result: dict) -> str:
     writer.writerow(
         ["path", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))]
     )
-    for path, labels, likely in zip(
-        result["path"], result["label"], result["probability"], strict=True
-    ):
-        pairs = [(result["names"][i], f"{p:.6g}") for i, p in zip(labels, likely, strict=True)]
-        writer.writerow([path, *(cell for pair in pairs for cell in pair)])
+    rows = zip(result["path"], result["label"], result["probability"], strict=True)
+    for path, labels, probabilities in rows:
+        cells = [path]
+        for i, probability in zip(labels, probabilities, strict=True):
+            cells += [result["names"][i], f"{probability:.6g}"]
+        writer.writerow(cells)
     return text.getvalue()
 
 
 def write(path: str, result: dict) -> None:
-    """Writes .csv or .npz.
-
-    Raises:
-      UserError: it can't be written.
-    """
+    """Writes .csv or .npz."""
     try:
         if path.endswith(".csv"):
             epath.Path(path).write_text(as_csv(result))

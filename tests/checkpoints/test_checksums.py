@@ -1,4 +1,4 @@
-"""Checksums: every change is seen, the way an array is held is not."""
+"""Checksums: every change is detected, and the sharding of an array does not matter."""
 
 import json
 

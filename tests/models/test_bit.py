@@ -210,7 +210,7 @@ def test_damaged_weights_are_named():
     held = below(golden("bit_grad")[0], "params")
     params = bit.read(held)
     kernel = "resnet/block1/unit01/a/standardized_conv2d/kernel"
-    with pytest.raises(UserError, match=r"resnet/block1/unit01/d/kernel is no parameter"):
+    with pytest.raises(UserError, match=r"resnet/block1/unit01/d/kernel is not a parameter"):
         bit.read(held | {"resnet/block1/unit01/d/kernel": np.zeros(1)})
     with pytest.raises(UserError, match=r"kernel has shape \(3,\)"):
         bit.read(held | {kernel: np.zeros(3)})
@@ -218,7 +218,7 @@ def test_damaged_weights_are_named():
         bit.read(held | {"resnet/group_norm/gamma": np.zeros((2, 32))})
     with pytest.raises(UserError, match="conv2d_1/kernel comes twice"):
         bit.read(held | {kernel.replace("conv2d/", "conv2d_1/"): held[kernel]})
-    with pytest.raises(UserError, match="cls is no parameter"):
+    with pytest.raises(UserError, match="cls is not a parameter"):
         bit.write(params | {"cls": np.zeros(1)})
 
     def without(prefix):

@@ -1,4 +1,4 @@
-"""Every kind of damaged or foreign file ends in one line that names the file and says what to do."""
+"""Every kind of damaged or foreign file gives one line that names the file and what to do."""
 
 import io
 import json
@@ -126,7 +126,7 @@ def renamed(old, new):
         ),
         (
             lambda flat: flat | {"extra/kernel": np.zeros(3)},
-            "have extra/kernel, which the model has not",
+            "have extra/kernel, which the model does not have",
         ),
         (
             lambda flat: flat | {QUERY: np.zeros((48, 4, 11))},
@@ -165,7 +165,7 @@ def renamed(old, new):
         (lambda flat: flat | {POSEMB: np.zeros((1, 1, 48), np.float32)}, "it has no patch rows"),
         (
             lambda flat: flat | {POSEMB: np.zeros((1, 19, 48), np.float32)},
-            "18 patch tokens, no square",
+            "18 patch tokens, not a square number",
         ),
         (lambda flat: flat | {"cls": np.array(["text"])}, "cls of type <U4"),
         (lambda flat: flat | {"cls": np.zeros((1, 1, 48), np.complex64)}, "cls of type complex64"),
@@ -227,9 +227,12 @@ def single_array() -> bytes:
 
 FILES = {
     "empty": (b"", "it is empty; fetch the file again"),
-    "text": (b"<html>Not found</html>", "it is not what it should be; fetch the file again"),
-    "zeros": (b"\0" * 1000, "it is not what it should be"),
-    "one byte": (b"P", "it is not what it should be"),
+    "text": (
+        b"<html>Not found</html>",
+        "it has another format, or is damaged; fetch the file again",
+    ),
+    "zeros": (b"\0" * 1000, "it has another format, or is damaged"),
+    "one byte": (b"P", "it has another format, or is damaged"),
     "old PyTorch": (pickle.dumps({"cls_token": 1}), "it is a pickle, which may run code"),
     "PyTorch": (
         of_pytorch(),
@@ -239,7 +242,7 @@ FILES = {
     "zip of text": (a_zip(readme__txt="hello"), "can't be read as .npz"),
     "zip of no arrays": (a_zip(cls__npy="hello"), "can't be read as .npz"),
     "empty zip": (a_zip(), "has no embedding/kernel among its 0 parameters"),
-    "one array": (single_array(), "it is not what it should be"),
+    "one array": (single_array(), "it has another format, or is damaged"),
 }
 
 
@@ -295,12 +298,12 @@ def test_flipped_bytes_are_found_or_change_nothing(kind, tmp_path):
         flipped[place] ^= int(rng.integers(1, 256))
         path.write_bytes(flipped)
         try:
-            held = npz.read(path)
+            arrays = npz.read(path)
         except UserError as error:
             assert "\n" not in str(error) and "w.npz" in str(error)
             found += 1
         else:  # a time stamp, or the like; a name of an entry is noticed by the next reader
-            assert sorted(map(np.ndarray.tobytes, held.values())) == sorted(
+            assert sorted(map(np.ndarray.tobytes, arrays.values())) == sorted(
                 map(np.ndarray.tobytes, wanted.values())
             )
     assert found >= 60
@@ -368,7 +371,7 @@ def test_absurd_headers_are_named(kind, tmp_path):
 def test_folders_without_weights_are_named(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "holds neither a checkpoint of ours nor model.safetensors: give a workdir" in refusal(
+    assert "has neither a checkpoint of ours nor model.safetensors: give a workdir" in refusal(
         folder
     )
     (folder / "pytorch_model.bin").write_bytes(of_pytorch())
@@ -380,8 +383,7 @@ def test_folders_without_weights_are_named(tmp_path):
 
 def test_half_a_checkpoint_is_named(tmp_path):
     assert convert.main([str(golden_file(tmp_path, "vit_gap_norep")), str(tmp_path / "ours")]) == 0
-    whole = {path.name for path in (tmp_path / "ours").iterdir()}
-    assert {"state", "meta"} <= whole
+    assert {"state", "meta"} <= {path.name for path in (tmp_path / "ours").iterdir()}
     for missing in ("meta", "state"):
         (tmp_path / "ours" / missing).rename(tmp_path / missing)
         refusal(tmp_path / "ours")

@@ -114,7 +114,7 @@ def test_folders_give_the_logits_of_their_library(name):
 
 
 def combined(place: str):
-    """The class token's position as a row of the embedding, which stands at `place`, as until 2022."""
+    """The class token's position as a row of the embedding at `place`, as until 2022."""
 
     def change(flat):
         flat = bare(flat)
@@ -245,7 +245,9 @@ def test_one_parameter_under_two_names_is_an_error(tmp_path):
 
 def test_a_grid_that_the_file_cannot_tell_is_asked_for(tmp_path):
     path = golden_file(tmp_path, "vit_token_p8_nonsquare")
-    with pytest.raises(UserError, match=r"24 patch tokens, no square: give grid=\(h, w\)"):
+    with pytest.raises(
+        UserError, match=r"24 patch tokens, not a square number: give grid=\(h, w\)"
+    ):
         vit_jax.from_pretrained(path)
     with pytest.raises(UserError, match=r"24 patch tokens, not 5 x 5"):
         vit_jax.from_pretrained(path, grid=(5, 5))
@@ -281,7 +283,7 @@ def as_huggingface(folder, **changes):
 def test_the_grid_comes_from_the_config_of_a_folder(tmp_path):
     assert vit_jax.from_pretrained(as_huggingface(tmp_path))[0].grid == (4, 6)
     as_huggingface(tmp_path, image_size=None)
-    with pytest.raises(UserError, match=r"24 patch tokens, no square"):
+    with pytest.raises(UserError, match=r"24 patch tokens, not a square number"):
         vit_jax.from_pretrained(tmp_path)
     assert vit_jax.from_pretrained(tmp_path, image_size=(48, 32))[0].grid == (6, 4)
 
@@ -338,8 +340,8 @@ def edited(folder, name: str, file: str = "config.json", **values):
     """A golden folder with other values in one of its JSON files."""
     folder = golden_folder(folder, name)
     path = folder / file
-    held = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(held | values))
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(config | values))
     return folder
 
 
@@ -348,7 +350,9 @@ def test_class_names_come_from_the_config(tmp_path):
     hf = edited(tmp_path, "hf_vit", id2label={str(i): name for i, name in enumerate(names)})
     of_timm = edited(tmp_path, "timm_token", label_names=names)
     assert pretrained.read(hf).class_names == pretrained.read(of_timm).class_names == tuple(names)
-    assert pretrained.read(GOLDEN / "hf_vit").class_names == ()  # LABEL_0 and so on are no names
+    assert (
+        pretrained.read(GOLDEN / "hf_vit").class_names == ()
+    )  # LABEL_0 and so on are placeholders
 
 
 def test_preprocessing_comes_from_the_config(tmp_path):
@@ -378,11 +382,11 @@ def test_preprocessing_comes_from_the_config(tmp_path):
 def sharded(folder):
     """hf_vit with its arrays in two files."""
     folder = golden_folder(folder, "hf_vit")
-    held = load_file(folder / "model.safetensors")
+    arrays = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    parts = {f"model-0000{i}-of-00002.safetensors": sorted(held)[i - 1 :: 2] for i in (1, 2)}
+    parts = {f"model-0000{i}-of-00002.safetensors": sorted(arrays)[i - 1 :: 2] for i in (1, 2)}
     for file, names in parts.items():
-        save_file({name: held[name] for name in names}, folder / file)
+        save_file({name: arrays[name] for name in names}, folder / file)
     index = dict(weight_map={name: file for file, names in parts.items() for name in names})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
@@ -461,7 +465,7 @@ def test_weights_are_fetched(server, tmp_path):
         ("chunked.npz", r"/chunked\.npz can't be fetched .*IncompleteRead"),
         (
             "text.npz",
-            r"http://127.*text\.npz can't be read as \.npz or \.safetensors: it is not what it should be",
+            r"http://127.*text\.npz can't be read as \.npz or \.safetensors: it has another format",
         ),
         ("a b.npz", r"/a b\.npz can't be fetched"),
     ],

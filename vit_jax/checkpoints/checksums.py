@@ -57,8 +57,8 @@ def partial(x, starts, shape):
 
 
 @jax.jit
-def whole(x):
-    """uint32[1, 2]: the checksum of an array that is here completely."""
+def of_array(x):
+    """uint32[1, 2]: the checksum of an array that is completely on this process."""
     return partial(x, [0] * x.ndim, x.shape)[None]
 
 
@@ -137,11 +137,14 @@ def leaves(tree) -> tuple[dict[str, Leaf], bool]:
         else:
             shards[name] = [("", 0)]
             # In a mesh every device computes it.
-            words[name] = [whole(np.asarray(leaf)).addressable_shards[0].data]
+            words[name] = [of_array(np.asarray(leaf)).addressable_shards[0].data]
             indices[name] = {""}
-    numbers = {name: list(map(as_number, found)) for name, found in jax.device_get(words).items()}
-    found = {name: leaf_of(shards[name], numbers[name], indices[name]) for name in shards}
-    return found, is_spread
+    words = jax.device_get(words)
+    by_name = {}
+    for name in shards:
+        numbers = [as_number(word) for word in words[name]]
+        by_name[name] = leaf_of(shards[name], numbers, indices[name])
+    return by_name, is_spread
 
 
 def checksums(tree) -> dict[str, str]:
@@ -150,8 +153,8 @@ def checksums(tree) -> dict[str, str]:
     All processes with shards of the tree must call it. If the tree is spread over processes, only
     process 0 gets the checksums of the arrays; the others get those of their own shards.
     """
-    found, is_spread = leaves(tree)
-    sums = {name: leaf.by_copy.get(0, 0) for name, leaf in found.items()}
+    by_name, is_spread = leaves(tree)
+    sums = {name: leaf.by_copy.get(0, 0) for name, leaf in by_name.items()}
     if is_spread:
         texts = messages.gather("the checksums", json.dumps(sums), messages.PATIENCE_S)
         if texts:
@@ -197,10 +200,10 @@ def check(tree, expected: Mapping[str, str]) -> None:
 
     It is raised on all processes, even if only the copy of one of them is damaged.
     """
-    found, is_spread = leaves(tree)
-    bad = {name for name, leaf in found.items() if not leaf.matches(expected.get(name))}
+    by_name, is_spread = leaves(tree)
+    bad = {name for name, leaf in by_name.items() if not leaf.matches(expected.get(name))}
     if is_spread:
-        own = {name: leaf.by_copy for name, leaf in found.items() if not leaf.is_complete}
+        own = {name: leaf.by_copy for name, leaf in by_name.items() if not leaf.is_complete}
         for name, by_copy in sums_over_processes(own).items():
             bad |= {name for number in by_copy.values() if as_text(number) != expected.get(name)}
     problem = None

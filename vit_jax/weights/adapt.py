@@ -1,5 +1,5 @@
-"""Fitting weights to a model: one function for training, evaluation and conversion, and the report
-of what it did.
+"""Fits loaded weights to a model: one function for training, evaluation and conversion, with a
+report of the changes.
 """
 
 import dataclasses
@@ -19,42 +19,37 @@ from vit_jax.weights.scan_layout import flatten, unflatten
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
-# What changes the function of a model but no shape: training's config must say the same as the
-# weights.
+# Fields that change a model's outputs but no shape: a training config must agree with the weights.
 SAME_FUNCTION = ("gelu", "ln_eps", "mean", "std", "posemb", "posemb_at")
-SAME_TOKENS = ("class_token", "distilled", "registers")  # where the pooling is the same
+SAME_TOKENS = ("class_token", "distilled", "registers")  # if both pool alike
 
 
 @dataclasses.dataclass
 class Report:
-    """What became of every parameter."""
+    """What happened to every parameter."""
 
-    loaded: list[str] = dataclasses.field(default_factory=list)
-    changed: list[tuple[str, str, str]] = dataclasses.field(
-        default_factory=list
-    )  # (what was done, name, detail)
+    loaded: list[str] = dataclasses.field(default_factory=list)  # unchanged
+    changes: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
 
-    def note(self, action: str, name: str, detail: str = "") -> None:
-        self.changed.append((action, name, detail))
+    def add(self, action: str, name: str, detail: str = "") -> None:
+        self.changes.append((action, name, detail))
 
     def __str__(self) -> str:
-        lines = [("loaded", f"{len(self.loaded)} parameters", "as they are"), *self.changed]
-        widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-        return "\n".join(f"{a:<{widths[0]}}  {n:<{widths[1]}}  {d}".rstrip() for a, n, d in lines)
+        rows = [("loaded", f"{len(self.loaded)} parameters", "unchanged"), *self.changes]
+        width = max(len(action) for action, _, _ in rows)
+        name_width = max(len(name) for _, name, _ in rows)
+        return "\n".join(f"{a:<{width}}  {n:<{name_width}}  {d}".rstrip() for a, n, d in rows)
 
 
 def resample_posemb(posemb, new_grid, old_grid=None, num_prefix: int = 1):
-    """Resamples a position embedding as published: linear along each axis, corners aligned; prefix
-    rows untouched.
+    """Resamples a position embedding as in arXiv 2010.11929: linearly along each axis, with aligned
+    corners; prefix rows stay as they are.
 
     Args:
       posemb: [1, length, embed] or [length, embed].
-      new_grid: (h, w) of the patch tokens wanted.
-      old_grid: (h, w) of those held; None: a square.
+      new_grid: (h, w) of the patch tokens to return.
+      old_grid: (h, w) of the patch tokens of `posemb`; None: a square.
       num_prefix: rows before the patch tokens.
-
-    Raises:
-      UserError: the rows do not fill the old grid.
     """
     posemb = np.asarray(posemb)
     rows = posemb.reshape(-1, posemb.shape[-1])
@@ -77,11 +72,11 @@ def resample_posemb(posemb, new_grid, old_grid=None, num_prefix: int = 1):
 
 
 def resample_axis(grid: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """`size` equally spaced samples from the first to the last along one axis."""
+    """`size` equally spaced samples, from the first entry to the last, along one axis."""
     old = grid.shape[axis]
     if size == old:
         return grid
-    import scipy.ndimage  # a third of a second, at every start
+    import scipy.ndimage  # takes 0.3 s
 
     zoom = [1.0] * grid.ndim
     zoom[axis] = size / old
@@ -89,7 +84,7 @@ def resample_axis(grid: np.ndarray, size: int, axis: int) -> np.ndarray:
 
 
 def resize_matrix(old: int, new: int) -> np.ndarray:
-    """Bilinear resizing of a line of pixels, as a matrix [new, old]: pixel centres aligned, no
+    """Linear resizing of a row of pixels, as a matrix [new, old]: pixel centres aligned, without
     antialiasing.
     """
     position = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
@@ -101,11 +96,10 @@ def resize_matrix(old: int, new: int) -> np.ndarray:
 
 
 def resample_patches(kernel, new_size: tuple[int, int]):
-    """Resamples the patch embedding to another patch size (FlexiViT, arXiv 2212.08013 section 3.4,
-    PI-resize).
+    """Resamples the patch embedding to another patch size: PI-resize of FlexiViT (arXiv 2212.08013,
+    section 3.4).
 
-    The pseudo-inverse of resizing makes the embedding of an enlarged patch equal to that of the
-    patch.
+    With the pseudo-inverse of resizing, an enlarged patch has the embedding of the original patch.
 
     Args:
       kernel: [h, w, channels, embed].
@@ -118,98 +112,121 @@ def resample_patches(kernel, new_size: tuple[int, int]):
     return np.einsum("hi,wj,ijce->hwce", y, x, kernel, optimize=True).astype(kernel.dtype)
 
 
-def swap_prefix(params: dict, held, model, report: Report) -> None:
-    """Brings the tokens before the patches, and their positions, from those held to those of
-    `model`.
+def change_prefix(params: dict, source, model, report: Report) -> None:
+    """Changes the tokens before the patches, and their positions, from those of `source` to those
+    of `model`.
     """
-    if held.prefix == model.prefix:
+    if source.prefix == model.prefix:
         return
-    old, new = dict(held.prefix), dict(model.prefix)
+    old = dict(source.prefix)
+    new = dict(model.prefix)
     for name in old.keys() - new.keys():
         params.pop(name, None)
-        report.note("dropped", name, "the model has no such token")
+        report.add("dropped", name, "the model has no such token")
     for name, count in new.items():
         if old.get(name) != count:
             params[name] = np.zeros((1, count, model.width), np.float32)
-            report.note("new", name, f"zero, {params[name].shape}")
-    edges = np.cumsum([0, *old.values()])
-    place = {name: slice(*span) for name, *span in zip(old, edges[:-1], edges[1:], strict=True)}
-    if not held.num_prefix:  # learn2d keeps the rows of prefix tokens apart, where there are any
-        for name in [name for name in params if name.endswith("/pos_embedding_y")]:
-            params[name.removesuffix("y") + "prefix"] = np.zeros((1, 0, model.width), np.float32)
-    for name in [
-        name for name in params if name.endswith(("/pos_embedding", "/pos_embedding_prefix"))
-    ]:
+            report.add("new", name, f"zero, {params[name].shape}")
+    change_prefix_rows(params, source, model, report)
+
+
+def change_prefix_rows(params: dict, source, model, report: Report) -> None:
+    """Position rows of the new prefix: those of tokens that both models have, zeros for others."""
+    old = dict(source.prefix)
+    new = dict(model.prefix)
+    ends = np.cumsum([0, *old.values()])
+    spans = {name: slice(*span) for name, *span in zip(old, ends[:-1], ends[1:], strict=True)}
+    if not source.num_prefix:  # learn2d has a parameter for prefix rows only if there are any
+        for name in list(params):
+            if name.endswith("/pos_embedding_y"):
+                empty = np.zeros((1, 0, model.width), np.float32)
+                params[name.removesuffix("y") + "prefix"] = empty
+    for name in list(params):
+        if not name.endswith(("/pos_embedding", "/pos_embedding_prefix")):
+            continue
         rows = params[name]
         if not new and name.endswith("_prefix"):
             del params[name]
-            report.note("dropped", name, "the model has no such tokens")
+            report.add("dropped", name, "the model has no such tokens")
             continue
-        zeros = {
-            token: np.zeros((1, count, rows.shape[-1]), np.float32) for token, count in new.items()
-        }
-        kept = [
-            rows[:, place[token]] if old.get(token) == new[token] else zeros[token] for token in new
-        ]
-        params[name] = np.concatenate([*kept, rows[:, held.num_prefix :]], axis=1)
-        report.note("rows swapped", name, f"{rows.shape} -> {params[name].shape}")
+        prefix = []
+        for token, count in new.items():
+            if old.get(token) == count:
+                prefix.append(rows[:, spans[token]])
+            else:
+                prefix.append(np.zeros((1, count, rows.shape[-1]), np.float32))
+        params[name] = np.concatenate([*prefix, rows[:, source.num_prefix :]], axis=1)
+        report.add("new prefix", name, f"{rows.shape} -> {params[name].shape}")
 
 
-def resize_positions(params: dict, held, model, report: Report) -> None:
-    """Resamples every learned position embedding from the held grid to that of `model`."""
-    if held.grid == model.grid:
+def resize_positions(params: dict, source, model, report: Report) -> None:
+    """Resamples every learned position embedding from the grid of `source` to that of `model`."""
+    if source.grid == model.grid:
         return
     for name in [name for name in params if "posembed_input/" in name]:
         axis = {"pos_embedding_y": 1, "pos_embedding_x": 2}.get(name.split("/")[-1])
         old = params[name]
         if name.endswith("pos_embedding"):
-            params[name] = resample_posemb(old, model.grid, held.grid, model.num_prefix)
+            params[name] = resample_posemb(old, model.grid, source.grid, model.num_prefix)
         elif axis:
-            params[name] = np.ascontiguousarray(
-                resample_axis(old, model.grid[axis - 1], axis), np.float32
-            )
+            rows = resample_axis(old, model.grid[axis - 1], axis)
+            params[name] = np.ascontiguousarray(rows, np.float32)
         if params[name] is not old:
-            report.note("resampled", name, f"{old.shape} -> {params[name].shape}")
-    if held.posemb == "relative":
+            report.add("resampled", name, f"{old.shape} -> {params[name].shape}")
+    if source.posemb == "relative":
         raise UserError(
-            f"relative position embeddings of {held.grid[0]} x {held.grid[1]} tokens do not fit "
-            f"{model.grid[0]} x {model.grid[1]}: keep the image size of the weights, "
-            f"{held.image_size}"
+            f"relative position embeddings of {source.grid[0]} x {source.grid[1]} tokens do not "
+            f"fit {model.grid[0]} x {model.grid[1]}: use the image size of the weights, "
+            f"{source.image_size}"
         )
 
 
-def fit_tokens(params: dict, held, model, report: Report) -> None:
+def fit_tokens(params: dict, source, model, report: Report) -> None:
     """Patches, prefix tokens, positions and pre_logits of a ViT."""
-    kernel = params.get("embedding/kernel")
-    if kernel is not None and held.patch_size != model.patch_size and model.stem_units is None:
-        params["embedding/kernel"] = resample_patches(kernel, model.patch_size)
-        report.note(
-            "resampled", "embedding/kernel", f"{kernel.shape} -> {params['embedding/kernel'].shape}"
-        )
-    swap_prefix(params, held, model, report)
-    resize_positions(params, held, model, report)
+    name = "embedding/kernel"
+    if name in params and source.patch_size != model.patch_size and model.stem_units is None:
+        old = params[name]
+        params[name] = resample_patches(old, model.patch_size)
+        report.add("resampled", name, f"{old.shape} -> {params[name].shape}")
+    change_prefix(params, source, model, report)
+    resize_positions(params, source, model, report)
     if not model.pre_logits:
         for name in [name for name in params if name.startswith("pre_logits/")]:
             del params[name]
-            report.note("dropped", name, "the model has no pre_logits")
+            report.add("dropped", name, "the model has no pre_logits")
+
+
+def replace_head(params: dict, target: dict, model, report: Report) -> None:
+    """A head of zeros with the initial bias, or none."""
+    reason = ""
+    if not model.num_classes:
+        reason = "the model has no head"
+    for name in [name for name in params if name.split("/")[0] in HEADS]:
+        del params[name]
+        if name not in target:
+            report.add("dropped", name, reason)
+    for name in [name for name in target if name.split("/")[0] in HEADS]:
+        fill = model.head_bias if name.endswith("bias") else 0.0
+        params[name] = np.full(target[name].shape, fill, np.float32)
+        report.add("new", name, f"{fill:g}, {target[name].shape}")
 
 
 def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str = "") -> dict:
-    """Fits parameters to `model`: resampled positions and patches, another prefix, a new zero head,
-    no pre_logits.
+    """Fits parameters to `model`: resampled positions and patches, other prefix tokens, a new zero
+    head, no pre_logits.
 
     Args:
-      weights: what was read.
-      model: where they go; its sizes must be those of the weights.
-      new_head: start the head at zero even when its shape would fit.
-      allow: regular expression on the names of parameters that may be missing (they start as in a
-        fresh model) or left over (they are dropped).
+      weights: loaded weights.
+      model: the model to fit; its sizes must be those of the weights.
+      new_head: replace the head by zeros even if its shape would fit.
+      allow: regular expression for names of parameters that may be missing (they are initialised
+        as in a new model) or unused (they are dropped).
 
     Returns:
-      The parameter tree (numpy, loop layout). A report of what was done goes to the log.
+      The parameter tree (numpy, loop layout). A report of all changes is logged.
 
     Raises:
-      UserError: a parameter is missing, left over, or of another shape, and is not allowed to be.
+      UserError: a parameter is missing, unused or of another shape, and `allow` does not match it.
     """
     with naming(weights.path):
         return fit(weights, model.with_scan(False), new_head, allow)
@@ -217,55 +234,48 @@ def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow:
 
 def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str) -> dict:
     """`adapt` in the loop layout."""
-    held = held_model(weights, model)
-    params, report = dict(weights.params), Report()
+    source = source_model(weights, model)
+    params = dict(weights.params)
+    report = Report()
     try:
-        wanted = flatten(abstract_params(model))
+        target = flatten(abstract_params(model))
     except (ValueError, TypeError, ArithmeticError) as error:
         raise UserError(
             f"no model has the sizes of these weights ({one_line(error)[:160]}): fetch the file "
             "again"
         ) from error
     if hasattr(model, "prefix"):
-        fit_tokens(params, held, model, report)
+        fit_tokens(params, source, model, report)
     if new_head or not model.num_classes:
-        for name in [name for name in params if name.split("/")[0] in HEADS]:
-            del params[name]
-            if name not in wanted:
-                report.note(
-                    "dropped", name, "the model has no head" if not model.num_classes else ""
-                )
-        for name in [name for name in wanted if name.split("/")[0] in HEADS]:
-            fill = model.head_bias if name.endswith("bias") else 0.0
-            params[name] = np.full(wanted[name].shape, fill, np.float32)
-            report.note("new", name, f"{fill:g}, {wanted[name].shape}")
+        replace_head(params, target, model, report)
     if allow:
-        params = make_allowances(params, wanted, model, allow, report)
-    compare(params, wanted, weights.file_names)
-    done = {name for _, name, _ in report.changed}
-    report.loaded = [name for name in params if name not in done]
+        params = apply_allow(params, target, model, allow, report)
+    compare(params, target, weights.file_names)
+    changed = {name for _, name, _ in report.changes}
+    report.loaded = [name for name in params if name not in changed]
     log.info("weights:\n%s", report)
     return unflatten(params)
 
 
-def make_allowances(params: dict, wanted: dict, model, allow: str, report: Report) -> dict:
-    """Drops what is left over and initialises what is missing or of another shape, where the user
-    allows it.
+def apply_allow(params: dict, target: dict, model, allow: str, report: Report) -> dict:
+    """Drops parameters that are unused, and initialises those that are missing or of another shape,
+    if `allow` matches their names.
     """
     try:
         allowed = re.compile(allow).search
     except re.error as error:
-        raise UserError(f"allow={allow!r} is no regular expression ({error}): correct it") from None
-    fits = {
-        name: value
-        for name, value in params.items()
-        if name in wanted and value.shape == wanted[name].shape
-    }
-    for name in params.keys() - wanted.keys():
+        raise UserError(
+            f"allow={allow!r} is not a valid regular expression ({error}): correct it"
+        ) from None
+
+    def fits(name):
+        return name in target and params[name].shape == target[name].shape
+
+    for name in params.keys() - target.keys():
         if allowed(name):
-            report.note("left over", name, f"{params[name].shape}")
-    kept = {name: value for name, value in params.items() if name in fits or not allowed(name)}
-    fresh = [name for name in wanted if name not in kept and allowed(name)]
+            report.add("unused", name, f"{params[name].shape}")
+    params = {name: value for name, value in params.items() if fits(name) or not allowed(name)}
+    fresh = [name for name in target if name not in params and allowed(name)]
     if fresh:
         image = np.zeros((1, *model.image_size, 3), np.float32)
 
@@ -273,76 +283,74 @@ def make_allowances(params: dict, wanted: dict, model, allow: str, report: Repor
             flat = flatten(model.init(key, image)["params"])
             return {name: flat[name] for name in fresh}
 
-        kept |= jax.tree.map(np.asarray, jax.jit(init)(jax.random.key(0)))
+        params |= jax.tree.map(np.asarray, jax.jit(init)(jax.random.key(0)))
         for name in fresh:
-            report.note("new", name, f"initialised, {wanted[name].shape}")
-    return kept
+            report.add("new", name, f"initialised, {target[name].shape}")
+    return params
 
 
-def compare(params: dict[str, np.ndarray], wanted: dict, file_names=None) -> None:
-    """Raises UserError naming the first parameter that is missing, left over, or of another shape."""
+def compare(params: dict[str, np.ndarray], target: dict, file_names=None) -> None:
+    """Raises UserError with the first parameter that is missing, unused or of another shape."""
     file_names = file_names or {}
 
-    def say(name):
-        return in_file(name, file_names)
-
-    def theirs(names):
+    def in_the_file(names):
         return [file_names.get(name, name) for name in names]
 
-    missing, extra = sorted(wanted.keys() - params.keys()), sorted(params.keys() - wanted.keys())
-    hint = (
-        'they are of another architecture: choose a model that fits, or allow it, as allow="NAME"'
-    )
-    counts = f"{len(missing)} missing, {len(extra)} left over"
+    missing = sorted(target.keys() - params.keys())
+    unused = sorted(params.keys() - target.keys())
+    counts = f"{len(missing)} missing, {len(unused)} unused"
+    hint = 'this is another architecture: choose a model that fits, or add allow="NAME"'
     if missing:
-        near = nearest(*theirs(missing[:1]), theirs(extra))
-        raise UserError(f"the weights lack {say(missing[0])} ({counts}{near}); {hint}")
-    if extra:
-        near = nearest(extra[0], theirs(wanted))
+        near = nearest(*in_the_file(missing[:1]), in_the_file(unused))
+        name = in_file(missing[0], file_names)
+        raise UserError(f"the weights lack {name} ({counts}{near}); {hint}")
+    if unused:
+        near = nearest(unused[0], in_the_file(target))
+        name = in_file(unused[0], file_names)
         raise UserError(
-            f"the weights have {say(extra[0])}, which the model has not ({counts}{near}); {hint}"
+            f"the weights have {name}, which the model does not have ({counts}{near}); {hint}"
         )
-    for name, leaf in wanted.items():
+    for name, leaf in target.items():
         if params[name].shape != leaf.shape:
-            found = params[name].shape
             raise UserError(
-                f"{say(name)} of the weights is {found}, but the model has {leaf.shape}; {hint}"
+                f"{in_file(name, file_names)} of the weights is {params[name].shape}, but the "
+                f"model has {leaf.shape}; {hint}"
             )
 
 
-def held_model(weights: Weights, model: classifier.Classifier) -> classifier.Classifier:
-    """The model that the weights are for, in the loop layout.
+def source_model(weights: Weights, model: classifier.Classifier) -> classifier.Classifier:
+    """The model that the weights were saved from, in the loop layout.
 
     Raises:
-      UserError: it is of another architecture than `model`, or no Mixer can be brought to its
-        number of tokens.
+      UserError: its architecture is not that of `model`, or it is a Mixer with another number of
+        tokens.
     """
-    held = create.create(**weights.fields).with_scan(False)
-    if type(held) is not type(model):
+    source = create.create(**weights.fields).with_scan(False)
+    if type(source) is not type(model):
         raise UserError(
-            f"the weights are of {type(held).__name__}, but the model is {type(model).__name__}: "
-            "choose one that fits"
+            f"the weights are of {type(source).__name__}, but the model is "
+            f"{type(model).__name__}: choose one that fits"
         )
-    if hasattr(model, "tokens_mlp_dim") and math.prod(held.grid) != math.prod(model.grid):
+    if hasattr(model, "tokens_mlp_dim") and math.prod(source.grid) != math.prod(model.grid):
         raise UserError(
-            f"the token mixing was trained for {held.grid[0]} x {held.grid[1]} patches, not "
+            f"the token mixing was trained for {source.grid[0]} x {source.grid[1]} patches, not "
             f"{model.grid[0]} x {model.grid[1]}, and can't be resampled: use "
-            f"image_size={held.image_size}"
+            f"image_size={source.image_size}"
         )
-    return held
+    return source
 
 
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
-    """Raises UserError where a config says otherwise than the weights and no shape would show it."""
-    held = held_model(weights, model)
-    fields = SAME_FUNCTION + (
-        SAME_TOKENS if getattr(held, "pool", None) == getattr(model, "pool", None) else ()
-    )
+    """Raises UserError if a config contradicts the weights in a field that no shape shows."""
+    source = source_model(weights, model)
+    fields = SAME_FUNCTION
+    if getattr(source, "pool", None) == getattr(model, "pool", None):
+        fields += SAME_TOKENS
     differ = [
-        field for field in fields if getattr(held, field, None) != getattr(model, field, None)
+        field for field in fields if getattr(source, field, None) != getattr(model, field, None)
     ]
     if differ:
         flags = " ".join(
-            f"--config.model.{field}={getattr(held, field)}".replace(" ", "") for field in differ
+            f"--config.model.{field}={getattr(source, field)}".replace(" ", "") for field in differ
         )
         raise UserError(f"the weights and config.model differ in {', '.join(differ)}: add {flags}")

@@ -1,4 +1,4 @@
-"""Weights from anywhere: where they lie, which format they are in, and the model that they are for."""
+"""Weights from anywhere: finds their location, their format, and the model that they are for."""
 
 import dataclasses
 import pathlib
@@ -24,13 +24,25 @@ from vit_jax.weights.scan_layout import flatten, stack_blocks, unstack_blocks
 
 __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_posemb"]
 
-# What a config.json of the wrong types ends in.
+# Errors that a config.json with values of wrong types can cause.
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
+# Fields of a saved model that only matter in training, set to their simplest value.
+INFERENCE = dict(
+    scan=False,
+    remat="none",
+    dtype="float32",
+    dropout=0.0,
+    droppath=0.0,
+    droppath_shape="linear",
+    attention="auto",
+)
+
+
 def read_checkpoint(path, grid=None) -> Weights:
-    """Weights and architecture from a workdir or checkpoint of ours; a `grid` that contradicts them
-    is an error.
+    """Weights and architecture of our own workdir or checkpoint; a `grid` that contradicts them is
+    an error.
     """
     folder = checkpoint.find(path)
     meta = checkpoint.read_meta(folder)
@@ -38,35 +50,24 @@ def read_checkpoint(path, grid=None) -> Weights:
     try:
         model = create.create(**meta["model"])
         fields = create.fields(model)
-        at_rest = dict(
-            scan=False,
-            remat="none",
-            dtype="float32",
-            dropout=0.0,
-            droppath=0.0,
-            droppath_shape="linear",
-        )
-        at_rest["attention"] = "auto"
-        fields |= {name: value for name, value in at_rest.items() if name in fields}
-        params = flatten(unstack_blocks(params) if "Transformer" in params else params)
-        weights = Weights(params, fields, tuple(meta["class_names"]), meta["config"]["loss"])
+        fields |= {name: value for name, value in INFERENCE.items() if name in fields}
+        if "Transformer" in params:
+            params = unstack_blocks(params)
+        class_names = tuple(meta["class_names"])
+        weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
     except MALFORMED as error:
         raise UserError(
             f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint"
         ) from error
     if grid is not None and create.pair(grid) != model.grid:
         raise UserError(
-            f"{path} is for {model.grid[0]} x {model.grid[1]} patch tokens: leave grid={grid} out"
+            f"{path} is for {model.grid[0]} x {model.grid[1]} patch tokens: remove grid={grid}"
         )
     return weights
 
 
 def kind_of_file(path) -> str:
-    """ "npz" or "safetensors", by the first bytes.
-
-    Raises:
-      UserError: it is neither.
-    """
+    """ "npz" or "safetensors", by the first bytes; a UserError for any other file."""
     size = path.stat().length
     with path.open("rb") as file:
         start = file.read(9)
@@ -74,60 +75,60 @@ def kind_of_file(path) -> str:
         return "npz"
     if len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
         return "safetensors"
-    what = (
-        "empty"
-        if not size
-        else "a pickle, which may run code"
-        if start[:1] == b"\x80"
-        else "not what it should be"
-    )
+    if not size:
+        problem = "it is empty"
+    elif start[:1] == b"\x80":
+        problem = "it is a pickle, which may run code"
+    else:
+        problem = "it has another format, or is damaged"
     raise UserError(
-        f"{path} can't be read as .npz or .safetensors: it is {what}; fetch the file again, or "
-        "save it as one of these"
+        f"{path} can't be read as .npz or .safetensors: {problem}; fetch the file again, or save "
+        "it as one of these"
     )
 
 
 def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
     """Weights from a file, or from a folder of timm or Hugging Face."""
     if not location.is_dir() and kind_of_file(location) == "npz":
-        held = npz.read(location, big_vision.tower)
-        form = big_vision if big_vision.is_big_vision(held) else vision_transformer
-        return form.read(held, path, grid, image_size)
-    settings, weights = (path, grid, image_size, num_heads), None
+        arrays = npz.read(location, big_vision.tower)
+        form = big_vision if big_vision.is_big_vision(arrays) else vision_transformer
+        return form.read(arrays, path, grid, image_size)
+    settings = (path, grid, image_size, num_heads)
+    weights = None
     try:
-        held, config, processor = safetensors_folder.read(location)
-        if timm.PATCHES in held:
-            weights = timm.read(held, config, *settings)
-        elif huggingface.is_huggingface(held):
-            weights = huggingface.read(held, config, processor, *settings)
-        if weights:
-            model = create.create(**weights.fields)  # which names values that no model has
+        arrays, config, processor = safetensors_folder.read(location)
+        if timm.PATCHES in arrays:
+            weights = timm.read(arrays, config, *settings)
+        elif huggingface.is_huggingface(arrays):
+            weights = huggingface.read(arrays, config, processor, *settings)
+        if weights:  # values that no model accepts are found here
+            model = create.create(**weights.fields)
             model.normalize(np.zeros((1, 1, 1, 3), np.uint8))
             return weights
     except MALFORMED as error:
         raise UserError(
-            f"config.json of {path}, or what stands beside it, is damaged "
+            f"config.json of {path}, or a file beside it, is damaged "
             f"({one_line(error)[:160]}): fetch it again"
         ) from error
     raise UserError(
-        f"{path} holds neither timm's nor Hugging Face's ViT: it has "
-        f"{', '.join(sorted(held)[:3])}, ..., but neither patch_embed.proj.weight nor "
+        f"{path} is not a ViT of timm or Hugging Face: it has {', '.join(sorted(arrays)[:3])}, "
+        "..., but neither patch_embed.proj.weight nor "
         "embeddings.patch_embeddings.projection.weight"
     )
 
 
 def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
-    """Reads weights in any format that is known here, found out by content.
+    """Reads weights in any supported format, which is detected from the content.
 
     Args:
       path: a workdir or checkpoint of ours, an .npz, a .safetensors, or a folder with config.json
         and model.safetensors; local, gs:// or https://.
-      grid: (h, w) of the held patch tokens, where the file can't tell.
-      image_size: settles the grid likewise, when it has exactly as many tokens.
-      num_heads: where the file can't tell.
+      grid: (h, w) of the saved patch tokens, if the file does not show it.
+      image_size: determines the grid in the same way, if it has exactly as many tokens.
+      num_heads: if the file does not show it.
 
     Raises:
-      UserError: it can't be read, or something is needed that the file can't tell.
+      UserError: it can't be read, or the file does not show enough.
     """
     image_size = None if image_size is None else create.pair(image_size)
     with tempfile.TemporaryDirectory() as folder, naming(path):
@@ -135,7 +136,7 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
         if location.is_dir() and not safetensors_folder.is_folder(location):
             if not checkpoint.is_ours(location):
                 raise UserError(
-                    f"{path} holds neither a checkpoint of ours nor model.safetensors: give a "
+                    f"{path} has neither a checkpoint of ours nor model.safetensors: give a "
                     "workdir, a checkpoint, or a folder of timm or Hugging Face (PyTorch pickles, "
                     ".bin and .pth, are never read)"
                 )
@@ -148,22 +149,22 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
 def from_pretrained(
     path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides
 ):
-    """Loads weights with the model that they are for.
+    """Loads weights and creates the model that they are for.
 
     Args:
       path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a
         .safetensors of timm or Hugging Face or a folder with one and its config.json; local, gs://
         or https://.
-      num_classes: gives a new zero head, and drops pre_logits unless `pre_logits=True`.
-      image_size: side or (h, w); resamples the position embedding.
-      grid: (h, w) of the held patch tokens, where the file can't tell.
-      allow: regular expression on names of parameters that may be missing (they are initialised) or
-        left over.
-      **overrides: fields of the model, see `models.create.create`; such as `pool`, `patch_size`,
-      `gelu`, `dtype`.
+      num_classes: of a new zero head; drops pre_logits unless `pre_logits=True`.
+      image_size: side or (h, w) in pixels; resamples the position embedding.
+      grid: (h, w) of the saved patch tokens, if the file does not show it.
+      allow: regular expression for names of parameters that may be missing (they are initialised)
+        or unused (they are dropped).
+      **overrides: fields of the model, such as `pool`, `patch_size`, `gelu`, `dtype`; see
+        `models.create.create`.
 
     Returns:
-      (model, params): logits = model.apply({"params": params}, image). What was done is logged.
+      (model, params): logits = model.apply({"params": params}, image). All changes are logged.
 
     Raises:
       UserError: the file can't be read or does not fit.
@@ -173,7 +174,7 @@ def from_pretrained(
 
 
 def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides):
-    """(model, params) of weights that were read: see `from_pretrained`."""
+    """(model, params) of loaded weights: see `from_pretrained`."""
     fields = weights.fields | overrides
     if num_classes is not None:
         fields |= dict(num_classes=num_classes, head_bias=overrides.get("head_bias", 0.0))
@@ -182,8 +183,7 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
     if overrides.get("pre_logits") is True and weights.fields.get("pre_logits"):
         fields["pre_logits"] = weights.fields["pre_logits"]
     if weights.fields["architecture"] == "vit" and fields["pool"] != weights.fields["pool"]:
-        # timm's models keep the class token when they pool otherwise; the published ones have none
-        # then.
+        # With another pooling, timm's models still have a class token; the published ones do not.
         fields["class_token"] = overrides.get(
             "class_token", weights.format == "timm" and "cls" in weights.params
         )
@@ -191,10 +191,12 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
         fields["image_size"] = image_size
     model = create.create(**fields)
     params = adapt(weights, model, new_head=num_classes is not None, allow=allow)
-    return model, stack_blocks(params) if model.scan else params
+    if model.scan:
+        params = stack_blocks(params)
+    return model, params
 
 
 def features(model: classifier.Classifier, params: dict, image):
-    """What the head reads: image [batch, H, W, 3] -> [batch, embed]."""
+    """The input of the head: image [batch, H, W, 3] -> [batch, embed]."""
     headless = {name: leaf for name, leaf in params.items() if name not in HEADS}
     return model.clone(num_classes=0).apply({"params": headless}, image)

@@ -34,27 +34,25 @@ def stack_blocks(params: dict, stack=np.stack) -> dict:
     axis).
     """
     encoder = dict(params["Transformer"])
-    names = sorted(
-        (name for name in encoder if BLOCK.match(name)), key=lambda name: int(BLOCK.match(name)[1])
-    )
+    names = [name for name in encoder if BLOCK.match(name)]
     if not names:
         return params
-    encoder["encoderblock"] = jax.tree.map(
-        lambda *leaves: stack(leaves), *[encoder.pop(name) for name in names]
-    )
+    names.sort(key=lambda name: int(BLOCK.match(name)[1]))
+    layers = [encoder.pop(name) for name in names]
+    encoder["encoderblock"] = jax.tree.map(lambda *leaves: stack(leaves), *layers)
     return params | {"Transformer": encoder}
 
 
 def depth_of(params: dict) -> int:
-    """Number of stacked layers; 0 where none are stacked, or no array is left to show it (the
-    frozen have no state).
+    """Number of stacked layers; 0 if none are stacked, or if there is no array to show it (frozen
+    parameters have no optimizer state).
     """
     stacked = jax.tree.leaves(params["Transformer"].get("encoderblock", {}))
     return max((leaf.shape[0] for leaf in stacked if leaf.shape), default=0)
 
 
 def unstack_blocks(params: dict, depth: int = 0) -> dict:
-    """Scan layout -> loop layout; `depth` where the arrays can't show it."""
+    """Scan layout -> loop layout; `depth` is needed if no array shows it."""
     encoder = dict(params["Transformer"])
     if "encoderblock" not in encoder:
         return params
@@ -65,8 +63,8 @@ def unstack_blocks(params: dict, depth: int = 0) -> dict:
 
 
 def relayout(tree, scan: bool, stack):
-    """Brings every parameter tree inside `tree` (such as the moments in an optimizer state) into
-    one layout.
+    """Converts every parameter tree inside `tree`, such as the moments in an optimizer state, to
+    the scan or the loop layout.
     """
 
     def is_params(node):

@@ -1,3 +1,3 @@
-"""The formats that weights come and go in: one name table each. Between them stand the published
-parameter names.
+"""The file formats of weights, with one name table each. All are converted from and to the
+published parameter names.
 """

@@ -10,42 +10,39 @@ import numpy as np
 
 from vit_jax.models import create
 from vit_jax.weights.formats import bit, mixer, vision_transformer
-from vit_jax.weights.formats.infer import held_image_size, infer_fields
+from vit_jax.weights.formats.infer import infer_fields, saved_image_size
 from vit_jax.weights.formats.weights import POSEMB, Weights, rename
 
 LINEN_BLOCK = {ours: theirs for theirs, ours in vision_transformer.LINEN_NAMES.items()}
 MAP_PARTS = ("probe", "MlpBlock_0", "MultiHeadDotProductAttention_0", "LayerNorm_0")
 STACKED = "Transformer/encoderblock/"
 MARKS = ("pos_embedding", "Transformer/pos_embedding", "probe")
-# Above the parameters; "opt/target/" is of the time of flax.optim, "img/" of models of image and
-# text.
+# Of all parameters; "opt/target/" in files of flax.optim's time, "img/" in image-text models.
 PREFIXES = ("params/", "opt/target/", "img/")
 
 
-def is_big_vision(held: Iterable[str]) -> bool:
-    """Whether these are big_vision's names of any age."""
-    return any(name in MARKS or name.startswith((*PREFIXES, STACKED)) for name in held)
+def is_big_vision(names: Iterable[str]) -> bool:
+    """Whether these are names of big_vision, old or new."""
+    return any(name in MARKS or name.startswith((*PREFIXES, STACKED)) for name in names)
 
 
 def tower(names: Iterable[str]) -> dict[str, str]:
-    """{name in the file: name} of the parameters, without the optimizer states and the text tower
-    that stand beside.
-    """
-    found = {name: name for name in names}
+    """{name in the file: name} of the parameters, without optimizer states and text tower."""
+    short = {name: name for name in names}
     for prefix in PREFIXES:
-        if any(name.startswith(prefix) for name in found.values()):
-            found = {
+        if any(name.startswith(prefix) for name in short.values()):
+            short = {
                 full: name.removeprefix(prefix)
-                for full, name in found.items()
+                for full, name in short.items()
                 if name.startswith(prefix)
             }
-    return found
+    return short
 
 
-def unstack(held: dict) -> dict:
+def unstack(arrays: dict) -> dict:
     """One entry per layer."""
     flat = {}
-    for name, value in held.items():
+    for name, value in arrays.items():
         if name.startswith(STACKED) and value.ndim:
             rest = name.removeprefix(STACKED)
             flat |= {f"Transformer/encoderblock_{i}/{rest}": layer for i, layer in enumerate(value)}
@@ -54,20 +51,16 @@ def unstack(held: dict) -> dict:
     return flat
 
 
-def read(held: dict, path, grid=None, image_size=None) -> Weights:
-    """Weights from the arrays of a big_vision file of any age.
-
-    Raises:
-      UserError: they are no ViT and no Mixer.
-    """
-    names = {name: full for full, name in tower(held).items()}
-    held = {name: held[full] for name, full in names.items()}
-    if bit.is_bit(held):
-        return vision_transformer.read_bit(held, image_size, "big_vision", pool_padding="lowest")
-    if mixer.is_mixer(held):
-        return vision_transformer.read_mixer(held, path, grid, image_size, "big_vision")
-    held = unstack(held)
-    has_probe = "probe" in held  # the attention pooling of ViT-G's time stood at the top
+def read(arrays: dict, path, grid=None, image_size=None) -> Weights:
+    """Weights from the arrays of a big_vision file, old or new."""
+    names = {name: full for full, name in tower(arrays).items()}
+    arrays = {name: arrays[full] for name, full in names.items()}
+    if bit.is_bit(arrays):
+        return vision_transformer.read_bit(arrays, image_size, "big_vision", pool_padding="lowest")
+    if mixer.is_mixer(arrays):
+        return vision_transformer.read_mixer(arrays, path, grid, image_size, "big_vision")
+    arrays = unstack(arrays)
+    has_probe = "probe" in arrays  # early files have the attention pooling at the top level
 
     def our_name(name):
         if name in ("pos_embedding", "Transformer/pos_embedding"):
@@ -75,55 +68,49 @@ def read(held: dict, path, grid=None, image_size=None) -> Weights:
         below_head = has_probe and name.split("/")[0] in MAP_PARTS
         return vision_transformer.published_name(f"MAPHead_0/{name}" if below_head else name)
 
-    params, file_names = rename(held, our_name, path)
-    if (
-        "cls" in params
-        and "pos_embedding" in held
-        and params[POSEMB].ndim == 3
-        and "embedding/kernel" in params
-    ):
+    params, file_names = rename(arrays, our_name, path)
+    has_cls = "cls" in params and "embedding/kernel" in params
+    if has_cls and "pos_embedding" in arrays and params[POSEMB].ndim == 3:
         add_cls_row(params, grid, image_size)
     file_names = {ours: names.get(name, name) for ours, name in file_names.items()}
     fields = infer_fields(params, path, file_names)
-    fields["image_size"] = held_image_size(
+    fields["image_size"] = saved_image_size(
         params, fields, path, grid, image_size, file_names=file_names
     )
     return Weights(params, fields, format="big_vision", file_names=file_names)
 
 
 def add_cls_row(params: dict, grid, image_size) -> None:
-    """Gives the class token a position, zero; files of 2021 have one although their positions stand
-    at the top.
-    """
-    posemb, patch = params[POSEMB], params["embedding/kernel"].shape[:2]
+    """Adds the class token's position row, zero, unless there is one, as in files of 2021."""
+    posemb = params[POSEMB]
     rows = posemb.shape[1]
-    sizes = [math.prod(create.pair(grid))] if grid is not None else []
+    patch_counts = []
+    if grid is not None:
+        patch_counts.append(math.prod(create.pair(grid)))
     if image_size:
-        sizes.append(
-            math.prod(
-                side // cell for side, cell in zip(create.pair(image_size), patch, strict=False)
-            )
-        )
-    if rows not in sizes and rows > 1 and math.isqrt(rows - 1) ** 2 == rows - 1:
+        height, width = create.pair(image_size)
+        patch_height, patch_width = params["embedding/kernel"].shape[:2]
+        patch_counts.append(height // patch_height * (width // patch_width))
+    if rows not in patch_counts and rows > 1 and math.isqrt(rows - 1) ** 2 == rows - 1:
         return
     params[POSEMB] = np.concatenate([np.zeros_like(posemb[:, :1]), posemb], axis=1)
 
 
 def obstacles(weights: Weights, model) -> list[str]:
-    """What of a model these files have no place for."""
-    if weights.fields["architecture"] == "bit":
-        zeros = ["zeros around the root's max-pool"] if model.pool_padding == "zeros" else []
-        return zeros + vision_transformer.plain_obstacles(model)
-    if weights.fields["architecture"] == "mixer":
+    """Features of a model that these files can't represent."""
+    architecture = weights.fields["architecture"]
+    if architecture == "bit" and model.pool_padding == "zeros":
+        return ["zeros around the root's max-pool", *vision_transformer.plain_obstacles(model)]
+    if architecture != "vit":
         return vision_transformer.plain_obstacles(model)
-    found = vision_transformer.vit_obstacles(model)
-    return found + (["a ResNet stem"] if model.stem_units is not None else [])
+    features = vision_transformer.vit_obstacles(model)
+    if model.stem_units is not None:
+        features.append("a ResNet stem")
+    return features
 
 
 def write(weights: Weights) -> dict:
-    """The arrays of a big_vision file, one entry per layer; a class token takes its position's row
-    with it.
-    """
+    """The arrays of a big_vision file, not stacked; the class token's position is added to it."""
     params = dict(weights.params)
     if weights.fields["architecture"] == "bit":
         norms = [
@@ -135,7 +122,8 @@ def write(weights: Weights) -> dict:
     if POSEMB in params:
         posemb = params.pop(POSEMB)
         if "cls" in params:
-            params["cls"], posemb = params["cls"] + posemb[:, :1], posemb[:, 1:]
+            params["cls"] = params["cls"] + posemb[:, :1]
+            posemb = posemb[:, 1:]
         params["pos_embedding"] = posemb
     return {f"params/{linen_name(name)}": value for name, value in params.items()}
 

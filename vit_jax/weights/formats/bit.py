@@ -1,4 +1,4 @@
-"""BiT weights: the published files have the names of TensorFlow's scopes; big_vision's are ours.
+"""BiT weights: published files have the names of TensorFlow's scopes, big_vision's files have ours.
 
     resnet/root_block/standardized_conv2d/kernel root_block/conv_root/kernel
     resnet/block1/unit01/{a,b,c}/standardized_conv2d/kernel block1/unit01/{conv1,conv2,conv3}/kernel
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.weights.formats.infer import numbers
 
 LEAVES = {"gamma": "scale", "beta": "bias"}
 LAYERS = {"a": "1", "b": "2", "c": "3"}
@@ -27,19 +28,19 @@ OURS = re.compile(
 )
 
 
-def is_bit(held: Iterable[str]) -> bool:
-    """Whether names (or a dict of them) are those of a BiT ResNet, as published or as ours."""
-    return any(re.match(r"resnet/|(params/)?root_block/conv_root/", name) for name in held)
+def is_bit(names: Iterable[str]) -> bool:
+    """Whether names (or a dict of them) are those of a BiT ResNet, published or ours."""
+    return any(re.match(r"resnet/|(params/)?root_block/conv_root/", name) for name in names)
 
 
 def our_name(published: str) -> str | None:
-    """Our name of a published parameter, or of one of ours, which big_vision has below params/;
-    None: not a BiT's.
+    """Our name for a published name or one of ours (big_vision's, below params/); None if it is not
+    of a BiT.
     """
     name = published.removeprefix("params/")
     if OURS.fullmatch(name):
         return name
-    # Some published files number the convolutions, where TensorFlow made their names unique.
+    # Some published files number the convolutions: TensorFlow made their names unique.
     name = re.sub(r"/standardized_conv2d(_\d+)?/", "/conv/", name)
     fixed = {
         "resnet/root_block/conv/kernel": "root_block/conv_root/kernel",
@@ -56,10 +57,12 @@ def our_name(published: str) -> str | None:
     unit, rest = match.groups()
     if rest == "a/proj/conv/kernel":
         return f"{unit}/conv_proj/kernel"
-    if found := re.fullmatch(r"([abc])/conv/kernel", rest):
-        return f"{unit}/conv{LAYERS[found[1]]}/kernel"
-    if found := re.fullmatch(r"([abc])/group_norm/(gamma|beta)", rest):
-        return f"{unit}/gn{LAYERS[found[1]]}/{LEAVES[found[2]]}"
+    conv = re.fullmatch(r"([abc])/conv/kernel", rest)
+    if conv:
+        return f"{unit}/conv{LAYERS[conv[1]]}/kernel"
+    norm = re.fullmatch(r"([abc])/group_norm/(gamma|beta)", rest)
+    if norm:
+        return f"{unit}/gn{LAYERS[norm[1]]}/{LEAVES[norm[2]]}"
     return None
 
 
@@ -67,7 +70,7 @@ def published_name(ours: str) -> str:
     """The inverse of `our_name`, for the parameters of a `models.bit.ResNet`."""
     if not OURS.fullmatch(ours):
         raise UserError(
-            f"{ours} is no parameter of a BiT ResNet: the published files have no name for it"
+            f"{ours} is not a parameter of a BiT ResNet: the published files have no name for it"
         )
     leaves = {ours: published for published, ours in LEAVES.items()}
     *path, layer, leaf = ours.split("/")
@@ -77,30 +80,29 @@ def published_name(ours: str) -> str:
         return f"resnet/group_norm/{leaves[leaf]}"
     if layer == "conv_root":
         return "resnet/root_block/standardized_conv2d/kernel"
-    scope = "a/proj" if layer == "conv_proj" else "abc"[int(layer[-1]) - 1]
-    end = "standardized_conv2d/kernel" if layer.startswith("conv") else f"group_norm/{leaves[leaf]}"
-    return "/".join(["resnet", *path, scope, end])
+    prefix = "/".join(["resnet", *path])
+    if layer == "conv_proj":
+        return f"{prefix}/a/proj/standardized_conv2d/kernel"
+    scope = "abc"[int(layer[-1]) - 1]
+    if layer.startswith("conv"):
+        return f"{prefix}/{scope}/standardized_conv2d/kernel"
+    return f"{prefix}/{scope}/group_norm/{leaves[leaf]}"
 
 
-def read(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Published or big_vision's arrays -> ours, by name.
-
-    Raises:
-      UserError: an entry is no parameter of a BiT ResNet, comes twice, or has an impossible shape.
-    """
+def read(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Published or big_vision's arrays -> ours, by name."""
     params = {}
-    for name, value in held.items():
+    for name, value in arrays.items():
         ours = our_name(name)
         if ours is None:
             raise UserError(
-                f"{name} is no parameter of a BiT ResNet: these are other weights, or the file is "
-                "damaged"
+                f"{name} is not a parameter of a BiT ResNet: these are other weights, or the file "
+                "is damaged"
             )
         if ours in params:
             raise UserError(f"{name} comes twice, under another number: fetch the file again")
         value = np.asarray(value)
-        rank = 1 if not ours.endswith("kernel") else 2 if ours == "head/kernel" else 4
-        extra = value.ndim - rank
+        extra = value.ndim - rank_of(ours)
         if extra < 0 or not value.size or any(size != 1 for size in value.shape[:extra]):
             raise UserError(
                 f"{name} has shape {value.shape}: these are not the weights of a BiT ResNet"
@@ -109,23 +111,24 @@ def read(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return params
 
 
-def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our arrays by flat name -> published: the inverse of `read`.
+def rank_of(ours: str) -> int:
+    if ours == "head/kernel":
+        return 2
+    return 4 if ours.endswith("kernel") else 1
 
-    Raises:
-      UserError: a parameter has no published name.
-    """
-    held = {published_name(name): np.asarray(value) for name, value in params.items()}
+
+def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our arrays by flat name -> published: the inverse of `read`."""
+    arrays = {published_name(name): np.asarray(value) for name, value in params.items()}
     head = "resnet/head/conv2d/kernel"
-    return held | ({head: held[head][None, None]} if head in held else {})
+    if head in arrays:
+        arrays[head] = arrays[head][None, None]
+    return arrays
 
 
 def infer_fields(params: dict[str, np.ndarray]) -> dict:
-    """Constructor arguments that a BiT ResNet's parameters (by our names) show, all but the image
+    """Constructor arguments that a BiT ResNet's parameters (by our names) show: all but the image
     size.
-
-    Raises:
-      UserError: the root convolution, a stage or a unit is missing.
     """
     root = "root_block/conv_root/kernel"
     if root not in params:
@@ -137,26 +140,30 @@ def infer_fields(params: dict[str, np.ndarray]) -> dict:
         raise UserError(
             f"{root} has shape {params[root].shape}: these are not the weights of a BiT ResNet"
         )
-    stages: dict[int, set[int]] = {}
-    for name in params:
-        if match := re.match(r"block(\d+)/unit(\d+)/", name):
-            stages.setdefault(int(match[1]), set()).add(int(match[2]))
-    if set(stages) != set(range(1, len(stages) + 1)) or not stages:
+    factor = params[root].shape[-1] / 64
+    classes = [params[name].shape[-1] for name in ("head/kernel", "head/bias") if name in params]
+    return dict(
+        architecture="bit",
+        units=units_by_stage(params),
+        width_factor=int(factor) if factor.is_integer() else factor,
+        num_classes=next(iter(classes), 0),
+    )
+
+
+def units_by_stage(params) -> tuple[int, ...]:
+    stages = numbers(r"block(\d+)/unit\d+/", params)
+    if stages != set(range(1, len(stages) + 1)) or not stages:
         raise UserError(
             f"there are the stages {sorted(stages)} of block<i>/: some are missing, fetch the file "
             "again"
         )
-    for stage, units in stages.items():
+    counts = []
+    for stage in sorted(stages):
+        units = numbers(rf"block0*{stage}/unit(\d+)/", params)
         if units != set(range(1, len(units) + 1)):
             raise UserError(
                 f"block{stage} has the units {sorted(units)}: some are missing, fetch the file "
                 "again"
             )
-    factor = params[root].shape[-1] / 64
-    head = [params[name].shape[-1] for name in ("head/kernel", "head/bias") if name in params]
-    return dict(
-        architecture="bit",
-        units=tuple(len(stages[stage]) for stage in sorted(stages)),
-        width_factor=int(factor) if factor.is_integer() else factor,
-        num_classes=head[0] if head else 0,
-    )
+        counts.append(len(units))
+    return tuple(counts)

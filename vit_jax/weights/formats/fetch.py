@@ -1,5 +1,5 @@
-"""Weights that lie elsewhere: what is behind https:// is fetched first, and what a library reads
-from disk only.
+"""Remote weights: downloads files behind https://, and copies of those that a library can only read
+from disk.
 """
 
 import http.client
@@ -10,23 +10,20 @@ import urllib.request
 
 from etils import epath
 
+from vit_jax.checkpoints.read import absolute
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights.formats.safetensors_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_folder
 
 
 def locate(path, folder: pathlib.Path):
-    """Where to read `path`, which may need a copy in the temporary `folder`.
-
-    Raises:
-      UserError: it does not exist or can't be reached.
-    """
+    """Where to read `path` from, which may be a copy in the temporary `folder`."""
     if str(path).startswith(("https://", "http://")):
         return epath.Path(fetch(str(path), folder))
-    is_remote = "://" in str(path)
     try:
-        location = epath.Path(path) if is_remote else epath.Path(path).expanduser().resolve()
+        location = absolute(path)
         if location.exists():
-            return copy(location, folder) if is_remote else location
+            is_local = "://" not in str(path)
+            return location if is_local else copy(location, folder)
     except Exception as error:  # every store has errors of its own
         raise UserError(
             f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access"
@@ -38,49 +35,48 @@ def locate(path, folder: pathlib.Path):
 
 
 def copy(location, folder: pathlib.Path):
-    """A local copy of .safetensors with what stands beside them; anything else is read where it
-    lies.
+    """A local copy of .safetensors and the files beside them; other locations are returned as they
+    are.
     """
     if location.is_dir() and is_folder(location):
-        names = [
-            child.name for child in location.iterdir() if child.suffix in (".safetensors", ".json")
-        ]
-        source, found = location, folder
+        source = location
+        result = folder
+        suffixes = (".safetensors", ".json")
+        names = [child.name for child in location.iterdir() if child.suffix in suffixes]
     elif location.suffix == ".safetensors":
+        source = location.parent
+        result = folder / location.name
         names = [location.name, CONFIG, PREPROCESSOR]
-        source, found = location.parent, folder / location.name
     else:
         return location
     for name in names:
         if (source / name).exists():
             (source / name).copy(folder / name)
-    return epath.Path(found)
+    return epath.Path(result)
 
 
 def fetch(url: str, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads a file, or config.json and model.safetensors below an address, and returns what to
-    read.
+    """Downloads a file, or config.json and model.safetensors below an address, and returns where
+    they are.
     """
     address, _, query = url.partition("?")
     suffix = f"?{query}" if query else ""
-    if not address.endswith((".npz", ".safetensors")):
-        files = [(WEIGHTS, True), (CONFIG, False), (PREPROCESSOR, False)]
-        found, address = folder, address.rstrip("/")
-    else:
+    result = folder
+    name = WEIGHTS
+    if address.endswith((".npz", ".safetensors")):
         address, _, name = address.rpartition("/")
-        beside = [(CONFIG, False), (PREPROCESSOR, False)] if name.endswith(".safetensors") else []
-        found, files = folder / name, [(name, True), *beside]
-    for name, required in files:
-        download(f"{address}/{name}{suffix}", folder / name, required)
-    return found
+        result = folder / name
+    else:
+        address = address.rstrip("/")
+    download(f"{address}/{name}{suffix}", folder / name, required=True)
+    if name.endswith(".safetensors"):
+        for beside in (CONFIG, PREPROCESSOR):
+            download(f"{address}/{beside}{suffix}", folder / beside, required=False)
+    return result
 
 
 def download(url: str, target: pathlib.Path, required: bool) -> None:
-    """Fetches one file.
-
-    Raises:
-      UserError: it can't be fetched, or not whole; where it is not `required`, it may be absent.
-    """
+    """Downloads one file, completely; it may be absent if it is not `required`."""
     try:
         with urllib.request.urlopen(url, timeout=60) as response, target.open("wb") as file:
             shutil.copyfileobj(response, file)

@@ -1,4 +1,4 @@
-"""The model that parameters are for, from their names and shapes."""
+"""Infers the model that parameters are for, from their names and shapes."""
 
 import math
 import re
@@ -7,18 +7,14 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
-from vit_jax.weights.formats.weights import BLOCK, POSEMB, in_file, left_over, nearest
+from vit_jax.weights.formats.weights import BLOCK, POSEMB, in_file, nearest, unknown_names
 from vit_jax.weights.scan_layout import flatten
 
 
 def shape_of(params, name: str, rank: int, path, file_names: dict[str, str]) -> tuple[int, ...]:
-    """The shape of a parameter that every ViT has.
-
-    Raises:
-      UserError: it is missing, or of another rank.
-    """
+    """The shape of a parameter that every ViT has; UserError if missing or of another rank."""
     if name not in params:
-        others = left_over(params, file_names) or params
+        others = unknown_names(params, file_names) or params
         raise UserError(
             f"{path} has no {in_file(name, file_names)} among its {len(params)} parameters"
             f"{nearest(file_names.get(name, name), others)}: these are not the weights of a ViT"
@@ -32,172 +28,162 @@ def shape_of(params, name: str, rank: int, path, file_names: dict[str, str]) -> 
 
 
 def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]) -> dict:
-    """Constructor arguments that the names and shapes of a ViT's published parameters show, all but
-    the grid.
+    """Constructor arguments of a ViT that the names and shapes of its parameters show: all but the
+    image size.
 
     Args:
       params: by published name.
-      path: for messages, as are the names in the file by published name.
-
-    Raises:
-      UserError: these are not the parameters of a ViT.
+      path: for messages.
+      file_names: names in the file by published name, for messages.
     """
 
-    def outputs(layer):
-        """Width of a layer, 0 where nothing of it is there; what is missing of it is named later."""
-        return max(
-            (value.shape[-1] for name, value in params.items() if name.startswith(f"{layer}/")),
-            default=0,
-        )
+    def shape(name: str, rank: int) -> tuple[int, ...]:
+        return shape_of(params, name, rank, path, file_names)
 
-    kernel = shape_of(params, "embedding/kernel", 4, path, file_names)
-    blocks = {
-        int(match[1])
-        for name in params
-        if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))
-    }
+    def outputs(layer):
+        """Width of a layer, or 0; if only a part of it is missing, that is reported later."""
+        widths = [x.shape[-1] for name, x in params.items() if name.startswith(f"{layer}/")]
+        return max(widths, default=0)
+
+    kernel = shape("embedding/kernel", 4)
+    blocks = numbers(r"Transformer/encoderblock_(\d+)/", params)
     if blocks != set(range(len(blocks))) or not blocks:
         raise UserError(
             f"{path} has the encoder blocks {sorted(blocks)}: some are missing, fetch the file "
             "again"
         )
-    places = {
-        "stem": POSEMB,
-        "every": POSEMB.replace("posembed_input", "encoderblock_0/posembed_input"),
-    }
-    place = next((place for place, name in places.items() if name in params), None)
     fields = dict(
         architecture="vit",
         width=kernel[-1],
         depth=len(blocks),
-        mlp_dim=shape_of(params, f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2, path, file_names)[-1],
-        num_heads=shape_of(
-            params, f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3, path, file_names
-        )[1],
+        mlp_dim=shape(f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2)[-1],
+        num_heads=shape(f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3)[1],
         patch_size=tuple(kernel[:2]),
-        pool="tok"
-        if "cls" in params
-        else "map"
-        if any(name.startswith("MAPHead_0/") for name in params)
-        else "gap",
-        posemb="learn" if place else "sincos2d",
+        pool=pooling(params),
+        posemb="sincos2d",
         pre_logits=outputs("pre_logits"),
         num_classes=outputs("head"),
     )
-    if place:
-        fields["posemb_at"] = place
+    every = POSEMB.replace("posembed_input", "encoderblock_0/posembed_input")
+    for place, name in (("every", every), ("stem", POSEMB)):
+        if name in params:
+            fields |= dict(posemb="learn", posemb_at=place)
     if any(re.match(r"conv_root/|gn_root/|block\d+/", name) for name in params):
-        width = shape_of(params, "conv_root/kernel", 4, path, file_names)[-1]
+        width = shape("conv_root/kernel", 4)[-1]
         fields |= dict(stem_units=stem_units(params, path), stem_width=width)
     return fields
 
 
+def numbers(pattern: str, names) -> set[int]:
+    """The numbers that `pattern` matches in names."""
+    return {int(match[1]) for match in map(re.compile(pattern).match, names) if match}
+
+
+def pooling(params) -> str:
+    if "cls" in params:
+        return "tok"
+    return "map" if any(name.startswith("MAPHead_0/") for name in params) else "gap"
+
+
 def stem_units(params, path) -> tuple[int, ...]:
-    """Bottlenecks by stage of a hybrid's ResNet.
+    """Bottlenecks by stage of a hybrid's ResNet."""
 
-    Raises:
-      UserError: a stage or a bottleneck is missing.
-    """
-    found: dict[int, set[int]] = {}
-    for name in params:
-        if match := re.match(r"block(\d+)/unit(\d+)/", name):
-            found.setdefault(int(match[1]), set()).add(int(match[2]))
-    for what, numbers in (
-        ("stages block", set(found)),
-        *((f"units of block{i}", found[i]) for i in sorted(found)),
-    ):
-        if numbers != set(range(1, len(numbers) + 1)):
+    def check(what: str, present: set[int]) -> None:
+        if present != set(range(1, len(present) + 1)):
             raise UserError(
-                f"{path} has the {what} {sorted(numbers)}: some are missing, fetch the file again"
+                f"{path} has the {what} {sorted(present)}: some are missing, fetch the file again"
             )
-    return tuple(len(found[stage]) for stage in sorted(found))
+
+    stages = numbers(r"block(\d+)/unit\d+/", params)
+    check("stages block", stages)
+    counts = []
+    for stage in sorted(stages):
+        units = numbers(rf"block0*{stage}/unit(\d+)/", params)
+        check(f"units of block{stage}", units)
+        counts.append(len(units))
+    return tuple(counts)
 
 
-def held_image_size(
+def saved_image_size(
     params, fields: dict, path, grid=None, image_size=None, default=None, file_names=None
 ) -> tuple[int, int]:
-    """The image size that a ViT's held position embedding is for: see `settle_image_size`."""
+    """The image size that a ViT's saved position embedding is for: see `image_size_of`."""
     model = create.create(**fields | dict(image_size=2**14))
     if POSEMB not in params:
-        if grid is not None:
-            return tuple(
-                side * cell for side, cell in zip(create.pair(grid), model.cell, strict=True)
-            )
-        return create.pair(image_size or default or 224)
+        if grid is None:
+            return create.pair(image_size or default or 224)
+        height, width = create.pair(grid)
+        return height * model.cell[0], width * model.cell[1]
     tokens = params[POSEMB].shape[-2] - model.num_prefix if params[POSEMB].ndim > 1 else 0
     if tokens < 1:
         raise UserError(
             f"{path} has a position embedding of shape {params[POSEMB].shape}: it has no patch rows"
         )
     try:
-        return settle_image_size(model, tokens, path, grid, image_size, default)
+        return image_size_of(model, tokens, path, grid, image_size, default)
     except UserError as error:
         raise UserError(f"{error}{suspicion(params, model, tokens, file_names or {})}") from None
 
 
 def suspicion(params, model, tokens: int, file_names: dict[str, str]) -> str:
-    """What may be behind a number of patch tokens that is none: a token or a stem under another
-    name, or missing.
+    """A possible reason for an impossible number of patch tokens: a token or a stem that is missing
+    or has another name.
     """
-    wanted = flatten(create.abstract_params(model.clone(image_size=model.cell)))
-    strange = sorted(file_names.get(name, name) for name in params.keys() - wanted.keys())
-    if strange:
-        names = [file_names.get(name, name) for name in (*wanted, "cls", "dist", "reg")]
-        return f"; it has {strange[0]}, which is not known{nearest(strange[0], names)}"
+    target = flatten(create.abstract_params(model.clone(image_size=model.cell)))
+    unknown = sorted(file_names.get(name, name) for name in params.keys() - target.keys())
+    if unknown:
+        names = [file_names.get(name, name) for name in (*target, "cls", "dist", "reg")]
+        return f"; it has {unknown[0]}, which is not known{nearest(unknown[0], names)}"
     if not model.num_prefix and math.isqrt(tokens - 1) ** 2 == tokens - 1:
-        return f"; {tokens - 1} and a class token would be one: is {file_names.get('cls', 'cls')} missing?"
+        cls = file_names.get("cls", "cls")
+        return f"; {tokens - 1} and a class token would be possible: is {cls} missing?"
     return ""
 
 
-def settle_image_size(
+def image_size_of(
     model, tokens: int, path, grid=None, image_size=None, default=None
 ) -> tuple[int, int]:
     """The image size that gives a number of patch tokens.
 
     Args:
       model: of any image size.
-      grid: (h, w) of the patch tokens, as the user says.
-      image_size: as the user wants it; settles the grid when it has exactly as many tokens.
-      default: image size that the file's own config gives.
-
-    Raises:
-      UserError: nothing of these tells the grid, and it is no square.
+      tokens: number of patch tokens.
+      path: for messages.
+      grid: (h, w) of the patch tokens, from the user.
+      image_size: from the user; it determines the grid if it has exactly as many tokens.
+      default: image size in the file's own config.
     """
     if default and min(create.pair(default)) < 1:
         raise UserError(
-            f"{path}: config.json has images of size {default}, which are none: fetch it again"
+            f"{path}: config.json has image_size {default}, which is not possible: fetch it again"
         )
-
-    def settles(size):
-        return size and math.prod(model.clone(image_size=create.pair(size)).grid) == tokens
-
-    side = math.isqrt(tokens)
     if grid is None:
-        if size := next(filter(settles, (default, image_size)), None):
-            return create.pair(size)
-        grid = (side, side) if side * side == tokens else None
-    if grid is None or math.prod(create.pair(grid)) != tokens:
+        for size in (default, image_size):
+            if size and math.prod(model.clone(image_size=create.pair(size)).grid) == tokens:
+                return create.pair(size)
+        side = math.isqrt(tokens)
+        if side * side != tokens:
+            raise UserError(
+                f"{path} has {tokens} patch tokens, not a square number: give grid=(h, w), or the "
+                "image_size= that it was trained at"
+            )
+        grid = (side, side)
+    if math.prod(create.pair(grid)) != tokens:
         raise UserError(
-            f"{path} has {tokens} patch tokens, "
-            f"{'no square' if grid is None else f'not {grid[0]} x {grid[1]}'}: give grid=(h, w), "
-            "or the image_size= that it was trained at"
+            f"{path} has {tokens} patch tokens, not {grid[0]} x {grid[1]}: give grid=(h, w), or "
+            "the image_size= that it was trained at"
         )
-    grid = create.pair(grid)
-    return grid[0] * model.cell[0], grid[1] * model.cell[1]
+    height, width = create.pair(grid)
+    return height * model.cell[0], width * model.cell[1]
 
 
 def number_of_heads(width: int, depth: int, mlp_dim: int, path) -> int:
-    """Heads of a model whose file does not show them: those of the variant with its sizes, or of
+    """Heads of a model whose file does not show them: those of the variant with its sizes, or with
     its width.
-
-    Raises:
-      UserError: no variant has them.
     """
     for sizes in variants.SIZES.values():
         if sizes[:3] == (width, depth, mlp_dim):
             return sizes[3]
-    if width in {
-        sizes[0] for name, sizes in variants.SIZES.items() if name in ("Ti", "S", "B", "L")
-    }:
+    if width in {variants.SIZES[name][0] for name in ("Ti", "S", "B", "L")}:
         return width // 64
     raise UserError(f"{path} does not say how many heads a width of {width} has: give num_heads=")

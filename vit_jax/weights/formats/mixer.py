@@ -1,4 +1,4 @@
-"""Mixer weights: the published names are ours; what the shapes say about the model."""
+"""Mixer weights: the published names are ours, so only the model is inferred."""
 
 import re
 from collections.abc import Iterable
@@ -6,22 +6,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.weights.formats.infer import numbers
 
 
-def is_mixer(held: Iterable[str]) -> bool:
+def is_mixer(names: Iterable[str]) -> bool:
     """Whether parameter names (or a dict of them) are a Mixer's."""
-    return any(re.match(r"MixerBlock_\d+/", name) for name in held)
+    return any(re.match(r"MixerBlock_\d+/", name) for name in names)
 
 
 def infer_fields(params: dict[str, np.ndarray]) -> dict:
-    """Constructor arguments that a Mixer's parameters show, all but the image size.
-
-    `token_mixing/Dense_0/kernel` of a block is [tokens, tokens_mlp_dim]: the grid is that of a
-    square, or is given.
-
-    Raises:
-      UserError: a parameter is missing or has another rank.
-    """
+    """Constructor arguments that a Mixer's parameters show: all but the image size."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in params:
@@ -36,7 +30,7 @@ def infer_fields(params: dict[str, np.ndarray]) -> dict:
         return params[name].shape
 
     stem = shape("stem/kernel", 4)
-    blocks = {int(match[1]) for name in params if (match := re.match(r"MixerBlock_(\d+)/", name))}
+    blocks = numbers(r"MixerBlock_(\d+)/", params)
     if blocks != set(range(len(blocks))) or not blocks:
         raise UserError(
             f"there are the blocks {sorted(blocks)} of MixerBlock_<i>: some are missing, fetch the "

@@ -1,6 +1,4 @@
-"""Archives of numpy arrays, as vision_transformer and big_vision publish them. Pickles are never
-read.
-"""
+"""Archives of numpy arrays, as in vision_transformer and big_vision. Pickles are never read."""
 
 import warnings
 import zipfile
@@ -19,10 +17,7 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
 
     Args:
       path: of the file.
-      select: f(names) -> those wanted; the others are not read.
-
-    Raises:
-      UserError: the file is damaged, no .npz, or holds anything but arrays of floats.
+      select: f(names) -> the names to read.
     """
     try:
         with epath.Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -31,25 +26,23 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
                 raise UserError(
                     f"{path} is a pickle of PyTorch, which may run code: save it as .safetensors"
                 )
-            wanted = list(select([entry.removesuffix(".npy") for entry in entries]))
-            check_fits(sum(archive.getinfo(f"{name}.npy").file_size for name in wanted), path)
+            names = list(select([entry.removesuffix(".npy") for entry in entries]))
+            check_fits(sum(archive.getinfo(f"{name}.npy").file_size for name in names), path)
             return {
-                name: as_float32(read_entry(archive, f"{name}.npy"), name, path) for name in wanted
+                name: as_float32(read_entry(archive, f"{name}.npy"), name, path) for name in names
             }
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile and numpy have a dozen kinds for what a damaged file makes them do
+    except Exception as error:  # zipfile and numpy raise a dozen types for damaged files
         raise UserError(
             f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again"
         ) from error
 
 
 def read_entry(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
-    """One array; its bytes must be used up, which also makes zipfile check them."""
+    """One array; reading to the end of the entry also makes zipfile check its CRC."""
     with warnings.catch_warnings(), archive.open(entry) as stream:
-        warnings.simplefilter("error")  # numpy guesses at a damaged header
+        warnings.simplefilter("error")  # numpy guesses if a header is damaged
         array = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):
             raise ValueError(f"{entry} is longer than its header says")
@@ -57,18 +50,11 @@ def read_entry(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
 
 
 def as_float32(value, name: str, path) -> np.ndarray:
-    """A weight in float32, without a copy where it is.
-
-    Raises:
-      UserError: it is no array of floats.
-    """
+    """A weight in float32, copied only if needed; UserError if it is not an array of floats."""
     if value.dtype == np.dtype("V2"):  # bfloat16, which .npz stores as raw bytes
         value = value.view(ml_dtypes.bfloat16)
-    if (
-        not value.ndim
-        or not value.size
-        or (value.dtype.kind != "f" and value.dtype != ml_dtypes.bfloat16)
-    ):
+    is_float = value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16
+    if not value.ndim or not value.size or not is_float:
         raise UserError(
             f"{path} has {name} of type {value.dtype}, shape {value.shape}: weights are arrays of "
             "floats"

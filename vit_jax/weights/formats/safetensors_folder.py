@@ -1,4 +1,4 @@
-"""Folders of config.json and model.safetensors, as timm and Hugging Face publish them, and lone
+"""Folders with config.json and model.safetensors, the format of timm and Hugging Face, and single
 .safetensors files.
 """
 
@@ -13,13 +13,22 @@ from safetensors.numpy import save_file
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights.formats.npz import as_float32
 
-WEIGHTS, INDEX, CONFIG, PREPROCESSOR = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "config.json",
-    "preprocessor_config.json",
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # contains the same for models with a tokenizer
+
+# What reading a damaged file can raise.
+DAMAGED = (
+    SafetensorError,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    MemoryError,
 )
-PROCESSOR = "processor_config.json"  # holds the same inside, where a tokenizer belongs to the model
 
 
 def is_folder(folder) -> bool:
@@ -27,58 +36,59 @@ def is_folder(folder) -> bool:
 
 
 def read_json(path) -> dict:
-    """A JSON object; {} where there is no such file.
-
-    Raises:
-      UserError: it holds something else.
-    """
+    """A JSON object; {} if there is no such file."""
     path = epath.Path(path)
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} can't be read as JSON ({one_line(error)[:160]}): fetch the file again"
         ) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds {type(found).__name__}, not an object: fetch the file again")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds {type(value).__name__}, not an object: fetch the file again")
+    return value
 
 
 def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
-    """Arrays by their names in the file, config.json, and preprocessor_config.json ({} where
-    absent).
+    """Arrays by their names in the file, config.json, and preprocessor_config.json ({} if absent).
 
     Args:
       path: a local .safetensors file, or a folder with one, or with the index of several.
-
-    Raises:
-      UserError: a file is missing or damaged.
     """
     path = epath.Path(path)
-    folder = path if path.is_dir() else path.parent
+    folder = path.parent
     files = [path]
-    if path.is_dir() and (path / WEIGHTS).exists():
-        files = [path / WEIGHTS]  # transformers takes it, too, where both are there
-    elif path.is_dir():
+    if path.is_dir():
+        folder = path
+        files = files_of(path)
+    arrays = {}
+    for file in files:
+        arrays |= read_file(file)
+    processor = read_json(folder / PREPROCESSOR)
+    if not processor:
+        processor = read_json(folder / PROCESSOR).get("image_processor", {})
+    return arrays, read_json(folder / CONFIG), processor
+
+
+def files_of(folder) -> list:
+    """The .safetensors files of a folder: the single one if there is one, as in transformers, else
+    those of the index.
+    """
+    index = None
+    if not (folder / WEIGHTS).exists():
         index = read_json(folder / INDEX).get("weight_map")
-        names = sorted(set(index.values())) if isinstance(index, dict) else []
-        if outside := [
-            name for name in names if name != pathlib.PurePath(name).name or name == ".."
-        ]:
+    if not isinstance(index, dict):
+        return [folder / WEIGHTS]
+    names = sorted(set(index.values()))
+    for name in names:
+        if name != pathlib.PurePath(name).name or name == "..":
             raise UserError(
-                f"{INDEX} of {path} names {outside[0]!r}, which is not beside it: fetch the folder "
+                f"{INDEX} of {folder} names {name!r}, which is not beside it: fetch the folder "
                 "again"
             )
-        files = [folder / name for name in names] if isinstance(index, dict) else [path / WEIGHTS]
-    held = {}
-    for file in files:
-        held |= read_file(file)
-    processor = read_json(folder / PREPROCESSOR) or read_json(folder / PROCESSOR).get(
-        "image_processor", {}
-    )
-    return held, read_json(folder / CONFIG), processor
+    return [folder / name for name in names]
 
 
 def read_file(path) -> dict[str, np.ndarray]:
@@ -87,27 +97,19 @@ def read_file(path) -> dict[str, np.ndarray]:
             return {name: as_float32(file.get_tensor(name), name, path) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: fetch the whole folder again") from None
-    except (
-        SafetensorError,
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        MemoryError,
-    ) as error:
+    except DAMAGED as error:
         raise UserError(
             f"{path} can't be read as .safetensors ({one_line(error)[:160]}): fetch the file again"
         ) from error
 
 
 def write(folder, arrays: dict[str, np.ndarray], **configs: dict) -> None:
-    """Writes a folder.
+    """Writes the files of a folder.
 
     Args:
-      folder: exists.
+      folder: must exist.
       arrays: written as float32.
-      **configs: JSON objects by the stem of their file, such as `config`.
+      **configs: JSON objects by file name without .json, such as `config`.
     """
     folder = epath.Path(folder)
     arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
