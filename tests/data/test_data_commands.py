@@ -328,7 +328,7 @@ def test_evaluation_images_that_fit_are_decoded_once(monkeypatch):
 
 
 def test_the_slow_stage_is_named_once_each_time_that_waiting_passes_the_limit():
-    clock, told = stage_times.Stages(), []
+    clock, told = stage_times.StageTimes(), []
     waits = (
         (0.5, 9, 1),
         (0.01, 1, 1),

@@ -405,7 +405,7 @@ def test_damage_is_skipped_and_the_rest_stays(photos, caplog, batch_size):
         np.testing.assert_array_equal(batch["image"][~bad], wanted["image"][~bad])
         np.testing.assert_array_equal(batch["label"][~bad], wanted["label"][~bad])
         assert not batch["image"][bad].any()
-    assert host.bad.keys() == set(damaged)
+    assert host.skipped.keys() == set(damaged)
     named = [record.getMessage() for record in caplog.records if record.name.startswith("vit_jax")]
     assert len(named) == 4 and all(sum(name in text for text in named) == 1 for name in names)
 
@@ -418,7 +418,7 @@ def test_damage_at_the_end_of_an_evaluation_is_counted_once(photos):
     host = pipeline.eval_pipeline(eval_config(), source, np.arange(16), 16, SIDE, "skip")
     batches = list(host.batches())
     np.testing.assert_array_equal(joined(batches, "mask"), [1] * 19 + [0] * 13)
-    assert host.bad.keys() == {19}
+    assert host.skipped.keys() == {19}
 
 
 def test_an_image_that_resizing_would_blow_up_is_damage():
@@ -443,7 +443,7 @@ def test_the_reason_is_that_of_the_decoder(photos):
 @pytest.mark.parametrize("label", [-1, 4])
 def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
     source = dataclasses.replace(memory_source(noise(4), [0, 1, label, 3]), num_classes=4)
-    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is no class"):
+    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is not a class"):
         train(source, train_config(4))
     for batch in train(source, train_config(4, on_corrupt="skip")):
         np.testing.assert_array_equal(batch["mask"], batch["id"] != 2)

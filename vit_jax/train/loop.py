@@ -52,7 +52,7 @@ def training_batches(config, mesh, source, start: int, total_steps: int, folder:
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)
     host = pipeline.train_pipeline(config, source, rows, total_steps)
-    host.bad.list_in(folder, "train")
+    host.skipped.list_in(folder, "train")
     batches = host.batches(start)
     return to_device.to_device(batches, mesh, rows, size, config.data.prefetch, host.stages), host
 
@@ -128,7 +128,7 @@ class Run:
                     scalars |= (
                         timer.report()
                         | self.look(number, step_metrics)
-                        | {"data/skipped": len(host.bad)}
+                        | {"data/skipped": len(host.skipped)}
                     )
                     bar.report(number, scalars)
                     if waiting := host.stages.warning(scalars["perf/data_wait"], host.threads):
