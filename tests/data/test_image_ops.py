@@ -90,7 +90,7 @@ def test_as_published_by_big_vision(op):
 
 def test_every_published_case_is_used():
     boxed = [case for case in CASES.values() if case["op"] not in OURS]
-    assert len(CASES) == 70 and len(boxed) == 3
+    assert len(CASES) == 71 and len(boxed) == 3
     assert all(key.startswith("out/inception_fixed_") for case in boxed for key in [case["key"]])
     assert len(VIT_JAX_CONFIG["cases"]) == 4 + 3 + 3  # the two tests of vision_transformer below
 
@@ -103,9 +103,8 @@ def test_values_are_clipped_only_when_asked_to():
 
 
 def test_overshoot_of_bicubic_is_clipped():
-    image = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))[:, :, None].astype(
-        np.uint8
-    )  # a chessboard
+    chessboard = np.kron(np.indices((4, 4)).sum(0) % 2 * 255, np.ones((4, 4)))
+    image = chessboard[:, :, None].astype(np.uint8)
     free = tf.image.resize(tf.cast(image, tf.float32), (40, 40), "bicubic").numpy()
     assert free.min() < -5 and free.max() > 260
     found = image_ops.resize(tf.constant(image), 40, "bicubic").numpy()
@@ -177,12 +176,8 @@ def test_inception_boxes_are_in_range(height, width, low, high):
     top, left, h, w = boxes(height, width, (low, high)).T
     for values in (top, left, h, w):
         np.testing.assert_allclose(values, np.round(values), atol=0.02)  # whole pixels
-    assert (
-        top.min() >= 0
-        and left.min() >= 0
-        and (top + h).max() <= height
-        and (left + w).max() <= width
-    )
+    assert top.min() >= 0 and left.min() >= 0
+    assert (top + h).max() <= height and (left + w).max() <= width
     share = h * w / (height * width)
     # Sides are rounded to pixels, by which a side of n changes by 1 / n: here less than 1 / 50.
     assert share.min() > low * 0.96 and share.max() < high * 1.04

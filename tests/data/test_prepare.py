@@ -433,7 +433,7 @@ def test_bytes_are_the_same_for_any_workers_and_after_a_failure(tmp_path, small_
 KILLED = """
 import os, signal, sys
 import numpy as np
-from vit_jax.data import shards, writer
+from vit_jax.data.prepare import shards, writer
 writer.SHARD_BYTES = 1 << 14
 calls = []
 

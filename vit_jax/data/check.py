@@ -41,13 +41,11 @@ def must_be_reachable(name: str, data_dir: str) -> None:
 
 def overview(name: str, data_dir: str) -> dict:
     """The location of a data set, its version, and the sizes of its splits."""
-    if (listing := catalog.listing(name)) is not None:
-        where, version = name.partition(":")[2] or "scikit-learn", listing.fingerprint
-        return dict(
-            where=where,
-            version=version,
-            splits={key: len(part) for key, part in listing.splits.items()},
-        )
+    listing = catalog.listing(name)
+    if listing is not None:
+        where = name.partition(":")[2] or "scikit-learn"
+        counts = {key: len(part) for key, part in listing.splits.items()}
+        return dict(where=where, version=listing.fingerprint, splits=counts)
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         builder = vtab_source.find(task, data_dir).builder

@@ -149,10 +149,10 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     """
     folder, paths = find(folder)
     stamps = [storage.stamp(path) for path in paths]
-    where = "\n".join([folder, *paths])
+    location = "\n".join([folder, *paths])
     arrays = index_cache.cached(
         "imagenet21k",
-        where,
+        location,
         lambda: scan(folder, paths),
         lambda cached: np.array_equal(cached["stamps"], stamps),
     )
