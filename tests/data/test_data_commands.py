@@ -1,5 +1,5 @@
-"""`vit_jax.data show` and `check`, the cache of evaluation images, and the warning of a run that
-waits for data.
+"""`vit_jax.data show` and `check`, the cache of decoded evaluation images, and the warning of a run
+that waits for data.
 """
 
 import json
@@ -71,9 +71,8 @@ def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
             image = image_ops.resize(image, 8)
         wanted = image_ops.resize(image[y : y + height, x : x + width], 8)
         difference = np.abs(wanted.numpy().astype(int) - batch["image"][number])
-        assert difference.max() <= (
-            4 if crop == "inception" else 0
-        )  # a part of a JPEG upsamples its colours alone
+        # The border of a partially decoded JPEG is upsampled without its neighbours.
+        assert difference.max() <= (4 if crop == "inception" else 0)
     mirrored = flip(keys(batch["seed"], FLIP), jnp.asarray(batch["image"]))
     for number, is_flipped in enumerate(shown["flip"]):
         wanted = batch["image"][number][:, ::-1] if is_flipped else batch["image"][number]
@@ -100,9 +99,8 @@ def test_show_names_an_image_that_cannot_be_read(crop, tiny, tmp_path, capsys):
     assert command.main(["show", f"--config={tiny}", *arguments]) == 2
     assert f"{bad} can't be read as an image" in last_error(capsys)
     shown = show(tiny, tmp_path, "--config.data.on_corrupt=skip", *arguments)
-    assert [
-        name for name, crop in zip(shown["names"], shown["crop"], strict=True) if crop is None
-    ] == [str(bad)]
+    crops = dict(zip(shown["names"], shown["crop"], strict=True))
+    assert [name for name, crop in crops.items() if crop is None] == [str(bad)]
     assert f"{bad}: can't be read" in capsys.readouterr().out
 
 
@@ -143,11 +141,9 @@ def test_check_tells_what_there_is(tiny, tmp_path):
     assert (train["use"], train["num_examples"], train["num_classes"]) == ("train", 1077, 10)
     assert (val["use"], val["num_examples"]) == ("evals.val", 360)
     assert val["splits"] == dict(train=1077, val=360, test=360)
-    batch = next(
-        pipeline.eval_pipeline(
-            eval_config(), sources.open_source("digits", "val"), np.arange(64), 64, 8, "error"
-        ).batches()
-    )
+    source = sources.open_source("digits", "val")
+    host = pipeline.eval_pipeline(eval_config(), source, np.arange(64), 64, 8, "error")
+    batch = next(host.batches())
     np.testing.assert_allclose(val["mean"], batch["image"].mean((0, 1, 2)) / 255, atol=1e-4)
     for entry in (train, val):
         with Image.open(entry["sheet"]) as sheet:
@@ -269,13 +265,8 @@ def test_check_of_a_mixture(tiny, tmp_path, capsys):
     photos = f"folder:{photo_folder(tmp_path / 'photos')}@train"
     none = f"folder:{tmp_path}/none"
     code, report = check(mixed(tiny, photos, none, "digits@nosplit"), tmp_path, *evals)
-    assert code == 1 and [part["ready"] for part in report["data"]] == [
-        True,
-        False,
-        False,
-        False,
-        True,
-    ]
+    ready = [part["ready"] for part in report["data"]]
+    assert code == 1 and ready == [True, False, False, False, True]
     line = last_error(capsys)
     assert line.count("/none does not exist") == 1 and "'nosplit' does not exist in digits" in line
 
@@ -295,9 +286,8 @@ def test_check_asks_the_network_only_for_what_lies_there(tiny, tmp_path, monkeyp
     monkeypatch.setattr(storage, "must_be_reachable", refuse)
     root = photo_folder(tmp_path / "photos")
     evals = ["--config.evals.val.data.name=digits", "--config.data.data_dir=gs://bucket/data"]
-    assert (
-        check(tiny, tmp_path, f"--config.data.name=folder:{root}", *evals)[0] == 1
-    )  # other classes than digits
+    # The classes are not those of digits.
+    assert check(tiny, tmp_path, f"--config.data.name=folder:{root}", *evals)[0] == 1
     assert not asked
     assert check(tiny, tmp_path, "--config.data.name=folder:gs://bucket/photos", *evals)[0] == 1
     assert check(tiny, tmp_path, "--config.data.name=cifar10", *evals)[0] == 1
@@ -327,28 +317,17 @@ def test_evaluation_images_that_fit_are_decoded_once(monkeypatch):
 
 
 def test_the_slow_stage_is_named_once_each_time_that_waiting_passes_the_limit():
-    clock, told = stage_times.Stages(), []
-    waits = (
-        (0.5, 9, 1),
-        (0.01, 1, 1),
-        (0.2, 1, 9),
-        (0.3, 1, 9),
-        (0.04, 1, 1),
-        (0.1, 1, 1),
-        (0.0, 1, 1),
-        (0.1, 90, 9),
-    )
+    clock, told = stage_times.StageTimes(), []
+    waits = [(0.5, 9, 1), (0.01, 1, 1), (0.2, 1, 9), (0.3, 1, 9)]
+    waits += [(0.04, 1, 1), (0.1, 1, 1), (0.0, 1, 1), (0.1, 90, 9)]
     for wait, read, decode in waits:
         clock.add("read", read, 1000)
         clock.add("decode", decode, 1000)
         clock.add("transfer", 0.1, 1000)
         told.append(clock.warning(wait, threads=4))
     assert [bool(text) for text in told] == [False, False, True, False, False, False, False, True]
-    assert (
-        "20% of the time" in told[2]
-        and "slow stage is decode" in told[2]
-        and "decode 9.00" in told[2]
-    )
+    assert "20% of the time" in told[2]
+    assert "slow stage is decode" in told[2] and "decode 9.00" in told[2]
     assert "slow stage is read" in told[7] and "prepare" in told[7]
 
 

@@ -1,4 +1,4 @@
-"""Mirroring, erasing and CutMix: as timm does them, by distribution and by arithmetic."""
+"""Flips, random erasing and CutMix: as in timm, by distribution and by arithmetic."""
 
 import math
 import random
@@ -21,9 +21,8 @@ def keys(count: int, seed: int = 0):
 
 def batch(height: int = 12, width: int = 20):
     """Image i is constant i; labels are one-hot: image [6, H, W, 3], label [6, 6], mask [6]."""
-    image = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones(
-        (height, width, 3), np.float32
-    )
+    value = np.arange(6, dtype=np.float32)[:, None, None, None]
+    image = value * np.ones((height, width, 3), np.float32)
     return image, np.eye(6, dtype=np.float32), MASK
 
 
@@ -39,10 +38,9 @@ def timm_box(height: int, width: int, rng: random.Random) -> tuple[int, int, int
     return 0, 0, 0, 0
 
 
-def test_flip_mirrors_each_image_with_probability_one_half():
-    image = jnp.arange(2 * 3 * 3, dtype=jnp.uint8).reshape(1, 2, 3, 3) * jnp.ones(
-        (4096, 1, 1, 1), jnp.uint8
-    )
+def test_each_image_is_flipped_with_probability_one_half():
+    one = jnp.arange(2 * 3 * 3, dtype=jnp.uint8).reshape(1, 2, 3, 3)
+    image = jnp.tile(one, (4096, 1, 1, 1))
     out = jax.jit(flip)(keys(4096), image)
     assert out.dtype == jnp.uint8
     mirrored, same = ((out == x).all((1, 2, 3)) for x in (image[:, :, ::-1], image))
@@ -55,10 +53,8 @@ def test_flip_mirrors_each_image_with_probability_one_half():
 def test_erased_boxes_are_distributed_as_in_timm(height, width):
     count, rng = 4000, random.Random(0)
     draw = jax.jit(jax.vmap(lambda key: jnp.stack(erase.erased_box(key, 1.0, height, width))))
-    ours, theirs = (
-        np.asarray(draw(keys(count))),
-        np.array([timm_box(height, width, rng) for _ in range(count)]),
-    )
+    ours = np.asarray(draw(keys(count)))
+    theirs = np.array([timm_box(height, width, rng) for _ in range(count)])
     for boxes in (ours, theirs):
         assert boxes.min() >= 0 and boxes[:, 1].max() <= height and boxes[:, 3].max() <= width
     none = [(boxes[:, 1] == boxes[:, 0]).sum() for boxes in (ours, theirs)]
@@ -119,17 +115,14 @@ def test_cutmix_replaces_a_box_and_mixes_labels_by_its_area():
         )
         rows, columns = replaced.any(1), replaced.any(0)
         np.testing.assert_array_equal(replaced, rows[:, None] & columns)
-        assert (
-            np.abs(np.diff(rows.astype(int))).sum() <= 2
-            and np.abs(np.diff(columns.astype(int))).sum() <= 2
-        )
+        for inside in (rows, columns):
+            assert np.abs(np.diff(inside.astype(int))).sum() <= 2
         share = replaced.mean()
         np.testing.assert_allclose(
             mixed_label, (1 - share) * label + share * np.roll(label, 1, 0), atol=1e-6
         )
-        np.testing.assert_array_equal(
-            mixed_mask, [1, 1, 0, 0, 1, 1]
-        )  # a pair counts only when both images do
+        # A pair counts only if both images do.
+        np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0, 1, 1])
         shares.append(share)
     low, high = timm_cut(*image.shape[1:3], np.random.default_rng(0), 4000)
     assert scipy.stats.ks_2samp(shares, (high - low).prod(1) / (12 * 20)).pvalue > 1e-3
@@ -147,15 +140,13 @@ def test_cut_boxes_are_distributed_as_in_timm():
 
 def test_cut_box_by_hand():
     draw = jax.jit(jax.vmap(lambda key, lam: jnp.stack(mix.cut_box(key, lam, 12, 20)), (0, None)))
-    for top, bottom, left, right in draw(
-        keys(20), 0.75
-    ).tolist():  # a quarter: 6 x 10, cut at the border
+    # A quarter is 6 x 10, clipped at the border.
+    for top, bottom, left, right in draw(keys(20), 0.75).tolist():
         assert bottom - top == 6 or top == 0 or bottom == 12
         assert right - left == 10 or left == 0 or right == 20
         assert 3 <= bottom - top <= 6 and 5 <= right - left <= 10
-    assert all(
-        top == bottom and left == right for top, bottom, left, right in draw(keys(20), 1.0).tolist()
-    )
+    for top, bottom, left, right in draw(keys(20), 1.0).tolist():
+        assert top == bottom and left == right
 
 
 def test_mix_batch_picks_one_way_by_a_coin():
@@ -166,9 +157,8 @@ def test_mix_batch_picks_one_way_by_a_coin():
     assert scipy.stats.binomtest(sum(blended), len(outs), 0.5).pvalue > 1e-3
     for (mixed, mixed_label, mixed_mask), mixup in zip(outs[:50], blended[:50], strict=True):
         assert mixup or set(np.unique(mixed[1])) <= {0.0, 1.0}
-        np.testing.assert_allclose(
-            mixed_label[1, 1], mixed[1].mean(), atol=1e-5
-        )  # image 1 is 1, its partner is 0
+        # Image 1 is 1, its partner is 0.
+        np.testing.assert_allclose(mixed_label[1, 1], mixed[1].mean(), atol=1e-5)
         np.testing.assert_array_equal(mixed_mask, [1, 1, 0, 0, 1, 1])
 
 

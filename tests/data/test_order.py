@@ -37,20 +37,18 @@ def test_a_mixture_draws_by_weight_and_every_source_goes_round():
     after another.
     """
     found = [items(step, parts=PARTS, batch_size=1000, seed=7) for step in range(20)]
-    index, epoch = (np.concatenate([batch[name] for batch in found]) for name in ("index", "epoch"))
+    index = np.concatenate([batch["index"] for batch in found])
+    epoch = np.concatenate([batch["epoch"] for batch in found])
     starts = [0, 300, 317, 407]
     for start, stop, share in zip(starts, starts[1:], (7500, 2500, 10_000), strict=False):
         mine = (index >= start) & (index < stop)
         assert mine.sum() == share
         counts = np.bincount(index[mine] - start, minlength=stop - start)
         assert counts.max() - counts.min() <= 1
-        for number in range(share // (stop - start)):
-            assert (
-                len(np.unique(index[mine & (epoch == number)])) == stop - start
-            )  # an epoch is a permutation
-    halves = np.array_split(
-        np.isin(index, range(300)), 40
-    )  # within a block the sources are mixed: 187.5 +- 11 of 500
+        for number in range(share // (stop - start)):  # an epoch is a permutation
+            assert len(np.unique(index[mine & (epoch == number)])) == stop - start
+    # Within a block the sources are mixed: 187.5 +- 11 of 500.
+    halves = np.array_split(np.isin(index, range(300)), 40)
     assert max(abs(half.sum() - 187.5) for half in halves) < 5 * np.sqrt(500 * 0.375 * 0.625)
 
 
@@ -80,14 +78,11 @@ def test_seeds_belong_to_the_example_and_its_epoch():
 
     def by_example(batch_size: int) -> dict:
         found = [items(step, batch_size=batch_size) for step in range(4000 // batch_size)]
-        keys = zip(
-            np.concatenate([b["epoch"] for b in found]),
-            np.concatenate([b["index"] for b in found]),
-            strict=True,
+        epoch, index, seed = (
+            np.concatenate([batch[name] for batch in found]) for name in ("epoch", "index", "seed")
         )
-        return dict(
-            zip(keys, map(tuple, np.concatenate([b["seed"] for b in found]).tolist()), strict=True)
-        )
+        keys = zip(epoch, index, strict=True)
+        return dict(zip(keys, map(tuple, seed.tolist()), strict=True))
 
     small, large = by_example(50), by_example(400)
     assert small == large and len(set(small.values())) == 4000
@@ -104,12 +99,8 @@ def test_seeds_are_uniform_bits():
 
 def test_evaluation_is_in_order_with_masked_padding():
     found = order.eval_items(10, 4, np.arange(4))(tf.constant(2, tf.int64))
-    assert found["index"].numpy().tolist() == [8, 9, 9, 9] and found["mask"].numpy().tolist() == [
-        1,
-        1,
-        0,
-        0,
-    ]
+    assert found["index"].numpy().tolist() == [8, 9, 9, 9]
+    assert found["mask"].numpy().tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 17, 65_536, 65_537, 65_538, 131_073, 262_145, 1_048_577])

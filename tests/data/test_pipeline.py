@@ -1,5 +1,5 @@
-"""Batches are a pure function of (config, seed, step): order, pixels, padding, damage, and the way
-to the devices.
+"""Batches are a pure function of (config, seed, step): order, pixels, padding, failures, and the
+transfer to the devices.
 """
 
 import itertools
@@ -126,16 +126,14 @@ def chi_square(table: np.ndarray) -> float:
 def test_batches_of_a_sorted_data_set_are_mixed(num_examples, batch_size, classes):
     for seed in (0, 1):
         ids = first_ids(num_examples, num_examples, seed)
-        labels = (ids * classes // num_examples)[: num_examples // batch_size * batch_size].reshape(
-            -1, batch_size
-        )
+        labels = ids * classes // num_examples
+        labels = labels[: num_examples // batch_size * batch_size].reshape(-1, batch_size)
         table = np.stack([np.bincount(row, minlength=classes) for row in labels])
-        # Four rounds of the shuffle fail this: 65,536 examples come out too evenly by 15
-        # deviations.
+        # Four rounds of the shuffle fail this: the order of 65,536 examples is too even by 15
+        # standard deviations.
         assert abs(chi_square(table)) < 4
-        assert abs(np.corrcoef(ids[1:], ids[:-1])[0, 1]) < 4 / np.sqrt(
-            num_examples
-        )  # neighbours are not kept together
+        # Neighbours are not kept together.
+        assert abs(np.corrcoef(ids[1:], ids[:-1])[0, 1]) < 4 / np.sqrt(num_examples)
 
 
 def test_all_orders_are_equally_likely():
@@ -145,9 +143,8 @@ def test_all_orders_are_equally_likely():
     orders = first_ids(4, 4 * 1000, seed=3).reshape(-1, 4)
     counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)[1]
     assert len(counts) == 24
-    assert (
-        (counts - 1000 / 24) ** 2 / (1000 / 24)
-    ).sum() < 49.7  # chi-square with 23 degrees of freedom, p = 0.001
+    # Chi-square with 23 degrees of freedom, p = 0.001.
+    assert ((counts - 1000 / 24) ** 2 / (1000 / 24)).sum() < 49.7
     orders = first_ids(50, 50 * 600, seed=0).reshape(-1, 50)
     assert abs(chi_square(np.stack([np.bincount(place, minlength=50) for place in orders.T]))) < 4
     assert len(np.unique(orders, axis=0)) == 600
@@ -201,17 +198,13 @@ def test_every_example_and_epoch_has_its_own_augmentation():
 
 
 def test_crops_of_pngs_and_jpegs_are_the_same_windows(tmp_path):
-    """A JPEG is decoded only inside of its crop, the other formats as a whole; the crop must not
-    know.
-    """
+    """Of a JPEG, only the crop is decoded; the crop must be that of other formats."""
     rng = np.random.default_rng(0)
     for i in range(6):
         small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
         picture = small.resize((90, 70), Image.Resampling.BICUBIC)
-        for kind, name, options in (
-            ("png", "png", {}),
-            ("jpeg", "JPG", dict(quality=100, subsampling=0)),
-        ):
+        formats = ("png", "png", {}), ("jpeg", "JPG", dict(quality=100, subsampling=0))
+        for kind, name, options in formats:
             (tmp_path / kind / "a").mkdir(parents=True, exist_ok=True)
             picture.save(tmp_path / kind / "a" / f"{i}.{name}", **options)
     config = train_config(6, seed=2)
@@ -221,9 +214,8 @@ def test_crops_of_pngs_and_jpegs_are_the_same_windows(tmp_path):
     )
     np.testing.assert_array_equal(joined(png, "id"), joined(jpeg, "id"))
     difference = np.abs(joined(png, "image").astype(int) - joined(jpeg, "image"))
-    assert (
-        difference.max() <= 8 and difference.mean() < 1.5
-    )  # what JPEG at quality 100 loses; other windows differ by 60
+    # The loss of JPEG at quality 100; other windows would differ by 60.
+    assert difference.max() <= 8 and difference.mean() < 1.5
 
 
 def test_random_crops_are_windows_of_seven_eighths():
@@ -256,9 +248,8 @@ def test_evaluation_reads_every_example_once(num_examples, batch_size):
         eval_config(), source, np.arange(batch_size), batch_size, SIDE, "error"
     )
     batches = list(host.batches())
-    assert len(batches) == host.steps and all(
-        batch["image"].shape[0] == batch_size for batch in batches
-    )
+    assert len(batches) == host.steps
+    assert all(batch["image"].shape[0] == batch_size for batch in batches)
     ids, mask = joined(batches, "id"), joined(batches, "mask")
     assert mask.dtype == np.float32 and len(mask) - num_examples < batch_size
     np.testing.assert_array_equal(mask, np.arange(len(mask)) < num_examples)  # padding comes last
@@ -272,17 +263,14 @@ def test_evaluation_rows_of_processes():
     source = memory_source(noise(11))
 
     def read(rows):
-        return list(
-            pipeline.eval_pipeline(
-                eval_config(), source, np.asarray(rows), 8, SIDE, "error"
-            ).batches()
-        )
+        rows = np.asarray(rows)
+        host = pipeline.eval_pipeline(eval_config(), source, rows, 8, SIDE, "error")
+        return list(host.batches())
 
     whole = read(range(8))
     for rows in ([0, 1, 6, 7], [2, 3, 4, 5]):
-        assert_same(
-            read(rows), [{name: value[rows] for name, value in batch.items()} for batch in whole]
-        )
+        wanted = [{name: value[rows] for name, value in batch.items()} for batch in whole]
+        assert_same(read(rows), wanted)
 
 
 def test_central_crop_takes_the_middle():
@@ -323,12 +311,8 @@ def damage(path, kind: str) -> None:
     elif kind == "huge":
         path.write_bytes(declaring(data, 65_000))
     elif kind == "huge png":
-        path.write_bytes(
-            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-            + 2 * (10**6).to_bytes(4, "big")
-            + b"\x08\2\0\0\0"
-            + data
-        )
+        header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (10**6).to_bytes(4, "big")
+        path.write_bytes(header + b"\x08\2\0\0\0" + data)
     elif kind == "gone":
         path.unlink()
 
@@ -360,11 +344,8 @@ def test_damage_is_an_error_that_names_the_file(photos, kind):
         next(batches)
     text = str(caught.value)
     assert len(text.splitlines()) == 1
-    assert (
-        str(photos / "a/07.jpg") in text
-        and f"step {place // 8}" in text
-        and "data.on_corrupt=skip" in text
-    )
+    assert str(photos / "a/07.jpg") in text and f"step {place // 8}" in text
+    assert "data.on_corrupt=skip" in text
     evaluation = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error")
     with pytest.raises(UserError, match=r"a/07\.jpg"):
         list(evaluation.batches())
@@ -402,7 +383,7 @@ def test_damage_is_skipped_and_the_rest_stays(photos, caplog, batch_size):
         np.testing.assert_array_equal(batch["image"][~bad], wanted["image"][~bad])
         np.testing.assert_array_equal(batch["label"][~bad], wanted["label"][~bad])
         assert not batch["image"][bad].any()
-    assert host.bad.keys() == set(damaged)
+    assert host.skipped.keys() == set(damaged)
     named = [record.getMessage() for record in caplog.records if record.name.startswith("vit_jax")]
     assert len(named) == 4 and all(sum(name in text for text in named) == 1 for name in names)
 
@@ -415,7 +396,7 @@ def test_damage_at_the_end_of_an_evaluation_is_counted_once(photos):
     host = pipeline.eval_pipeline(eval_config(), source, np.arange(16), 16, SIDE, "skip")
     batches = list(host.batches())
     np.testing.assert_array_equal(joined(batches, "mask"), [1] * 19 + [0] * 13)
-    assert host.bad.keys() == {19}
+    assert host.skipped.keys() == {19}
 
 
 def test_an_image_that_resizing_would_blow_up_is_damage():
@@ -428,20 +409,17 @@ def test_an_image_that_resizing_would_blow_up_is_damage():
 def test_the_reason_is_that_of_the_decoder(photos):
     source = opened(photos)
     (photos / "a/07.jpg").unlink()
-    with pytest.raises(
-        UserError,
-        match=r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07",
-    ):
-        list(
-            pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error").batches()
-        )
+    host = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error")
+    reason = r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07"
+    with pytest.raises(UserError, match=reason):
+        list(host.batches())
 
 
 @pytest.mark.parametrize("label", [-1, 4])
 def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
     source = memory_source(noise(4), [0, 1, label, 3])
     source.num_classes = 4
-    with pytest.raises(UserError, match=r"picture number 2 can't be read.*the label is no class"):
+    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is not a class"):
         train(source, train_config(4))
     for batch in train(source, train_config(4, on_corrupt="skip")):
         np.testing.assert_array_equal(batch["mask"], batch["id"] != 2)

@@ -49,9 +49,9 @@ def apply(name: str, image, args, centre=None):
     if name in GEOMETRIC:
         matrix = GEOMETRIC[name](args[0], *image.shape[:2])
         return randaugment.unpack(randaugment.project(randaugment.pack(image[None]), matrix))[0]
-    args = (
-        [args[0], jnp.array([centre])] if name == "cutout" else args[:1]
-    )  # the rest of args: the value that fills
+    args = args[:1]  # without the value that fills
+    if name == "cutout":
+        args = [args[0], jnp.array([centre])]
     return getattr(randaugment, name)(jnp.asarray(image[None]), *args)[0]
 
 
@@ -203,13 +203,10 @@ def test_equalize_and_autocontrast_equal_pillow():
 
 def test_products_are_added_with_one_rounding():
     rng = np.random.default_rng(0)
-    total, pixel = (
-        rng.uniform(0, 256, 50_000).astype(np.float32),
-        rng.integers(0, 256, 50_000).astype(np.float32),
-    )
-    total = np.float32(
-        np.round(total * 2.0**16) / 2**16
-    )  # on a grid, as sums of multiples of the weights are
+    total = rng.uniform(0, 256, 50_000).astype(np.float32)
+    pixel = rng.integers(0, 256, 50_000).astype(np.float32)
+    # Sums of multiples of the weights lie on a grid.
+    total = np.float32(np.round(total * 2.0**16) / 2**16)
     for weight in (np.float32(1) / np.float32(13), np.float32(5) / np.float32(13)):
         expected = (total.astype(np.float64) + np.float64(weight) * pixel).astype(np.float32)
         np.testing.assert_array_equal(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import ml_collections
 import numpy as np
 import pytest
 from conftest import ROOT, last_error, metric_lines
@@ -125,7 +126,7 @@ def test_few_shot_averages_over_choices_of_the_examples():
     label = np.arange(80, dtype=np.int32) % 4
     train_set = features.Features(centre[label] + rng.normal(size=(80, 6)), label)
     test_set = features.Features(centre[label] + rng.normal(size=(80, 6)), label)
-    settings = configs.ml_collections.ConfigDict(dict(shots=(1, 3), seeds=2, l2=1.0))
+    settings = ml_collections.ConfigDict(dict(shots=(1, 3), seeds=2, l2=1.0))
     found = fewshot.evaluate(train_set, test_set, 4, settings)
     for shots in (1, 3):
         accuracies = []
@@ -172,6 +173,12 @@ def test_features_that_are_not_finite_have_no_accuracy():
         features.collect(
             lambda params, batch: (batch["x"], batch["label"], batch["mask"]), None, [batch]
         )
+
+
+def test_a_split_of_which_no_image_can_be_read_has_no_accuracy():
+    batch = (np.zeros((2, 1)), np.zeros(2), np.zeros(2))
+    with pytest.raises(NegativeResult, match="none of the images"):
+        features.collect(lambda params, batch: batch, None, [batch])
 
 
 def test_checkpoints_are_ranked_by_what_an_evaluation_measures(tiny):

@@ -214,7 +214,7 @@ def pixels_of(root: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[int, str]
         ):
             if mask:
                 found[source.describe(index)] = image
-    return found, {source.describe(index): why for index, why in host.bad.items()}
+    return found, {source.describe(index): why for index, why in host.skipped.items()}
 
 
 def damaged_images(chance: random.Random, folder: pathlib.Path, count: int) -> dict:

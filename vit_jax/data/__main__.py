@@ -1,5 +1,4 @@
-"""What a config trains and evaluates on: `show` a step, `check` that all is there, `prepare` what
-can be.
+"""Shows, checks and prepares the data sets that a config trains and evaluates on.
 
 python -m vit_jax.data show|check|prepare --config=FILE.py[:ARG] [--config.KEY=VALUE ...]
 """
@@ -12,8 +11,8 @@ from vit_jax import cli
 from vit_jax.errors import NegativeResult
 
 PARTS = {
-    "show": "the ids and random draws of one global batch",
-    "check": "whether every data set of the config is there and valid",
+    "show": "the ids and random choices of one global batch",
+    "check": "whether every data set of the config can be read",
     "prepare": "download, convert or shrink data sets",
 }
 MODULES = {
@@ -27,26 +26,35 @@ def add_arguments(parser, part: str) -> None:
     """The arguments of one command; declared here so that --help needs no TensorFlow."""
     if part == "show":
         parser.add_argument(
-            "--step", type=int, default=0, help="number of updates done before it (default: 0)"
+            "--step",
+            type=int,
+            default=0,
+            help="number of updates done before the batch (default: 0)",
         )
     if part == "check":
         parser.add_argument(
-            "--out", metavar="DIR", default="data_check", help="for the contact sheets"
+            "--out", metavar="DIR", default="data_check", help="folder of the contact sheets"
         )
         parser.add_argument(
-            "--scan", action="store_true", help="decode every image, and name the corrupt ones"
+            "--scan", action="store_true", help="decode every image and name the corrupt ones"
         )
     if part == "prepare":
         parser.add_argument(
-            "--from", dest="source", metavar="DIR", help="of imagenet21k: the folder of class tars"
+            "--from", dest="source", metavar="DIR", help="for imagenet21k: the folder of class tars"
         )
         parser.add_argument(
             "--partial", action="store_true", help="prepare an incomplete release of imagenet21k"
         )
-        parser.add_argument("--out", metavar="DIR", help="copy the data set to this TFDS data_dir")
-        parser.add_argument("--name", help="of the copy")
         parser.add_argument(
-            "--short_side", type=int, default=0, metavar="N", help="shrink to this short side"
+            "--out", metavar="DIR", help="copy the data set to this data_dir of TFDS"
+        )
+        parser.add_argument("--name", help="name of the copy")
+        parser.add_argument(
+            "--short_side",
+            type=int,
+            default=0,
+            metavar="N",
+            help="shrink the shorter side to N pixels",
         )
         parser.add_argument(
             "--workers", type=int, default=0, metavar="N", help="threads (default: one per core)"

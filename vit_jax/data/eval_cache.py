@@ -1,5 +1,6 @@
-"""Evaluation images, decoded once: batches that fit into a budget of host memory are kept after the
-first pass.
+"""Decoded evaluation images in host memory: batches that fit into a budget are decoded only once.
+
+Stands between pipeline.py and to_device.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,28 +9,29 @@ from vit_jax.data.pipeline import Pipeline
 
 
 class EvalCache:
-    """The budget of all evaluations of a run, first come, first served."""
+    """The memory for all evaluations of a run, first come, first served."""
 
     def __init__(self, gib: float):
-        self.left = gib * 2**30
+        self.bytes_left = gib * 2**30
 
     def batches(self, host: Pipeline) -> Callable[[], Iterator[dict]]:
-        """f() that yields the batches of a pipeline from the start, and reads and decodes them
-        again only where they do not fit."""
+        """f() that yields the batches of a pipeline from the start; those that don't fit are read
+        and decoded again each time.
+        """
         size = host.steps * host.rows * (3 * host.size**2 + 32)
-        if size > self.left:
+        if size > self.bytes_left:
             return host.batches
-        self.left -= size
-        kept: list[dict] = []
+        self.bytes_left -= size
+        cached: list[dict] = []
 
         def batches() -> Iterator[dict]:
-            if len(kept) == host.steps:
-                yield from kept
+            if len(cached) == host.steps:
+                yield from cached
                 return
-            found = []
+            decoded = []
             for batch in host.batches():
-                found.append(batch)
+                decoded.append(batch)
                 yield batch
-            kept[:] = found
+            cached[:] = decoded  # only after a complete pass
 
         return batches

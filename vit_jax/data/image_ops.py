@@ -1,5 +1,7 @@
-"""Image operations on [H, W, C] tensors, as published by big_vision and vision_transformer. uint8
-in, uint8 out.
+"""Operations on one image, [H, W, C], on the host: resizing, cropping, value ranges.
+
+They give the pixels of big_vision and vision_transformer. The result has the dtype of the input;
+uint8 stays uint8.
 """
 
 import tensorflow as tf
@@ -8,20 +10,23 @@ MAX_RESIZED = 2**24  # pixels; a side of 224 becomes at most 334 times as long
 
 
 def require(condition, message: str, value):
-    """An operation to depend on, which fails with `message` and `value` where `condition` is false.
+    """An operation to depend on, which fails with `message` and `value` if `condition` is false.
 
-    tf.debugging.Assert has a branch of its own, which costs more than what is checked here.
+    tf.debugging.Assert contains a branch, which costs more than the checks made here.
     """
     return tf.raw_ops.Assert(condition=condition, data=[message, value])
 
 
 def pair(size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+    """(height, width) of a size, which is one number for a square."""
+    if isinstance(size, int):
+        return size, size
+    return tuple(size)
 
 
 def as_dtype(image, dtype):
-    """Back to the dtype of the input; uint8 is clipped and truncated, not rounded, as big_vision
-    does.
+    """Back to the dtype of the input. As in big_vision, uint8 is clipped and truncated, not
+    rounded.
     """
     if dtype == tf.uint8:
         image = tf.clip_by_value(image, 0, 255)
@@ -31,71 +36,53 @@ def as_dtype(image, dtype):
 def resize(image, size, method="bilinear", antialias=False):
     """Resizes to (h, w) without keeping the aspect ratio."""
     if method == "bilinear" and not antialias and image.dtype == tf.uint8:
-        # The same numbers without tf.image.resize's conditionals, by the kernel for float32, which
-        # is the faster one. Between pixels nothing leaves 0 to 255.
+        # The same numbers as tf.image.resize, but without its conditionals and by the kernel for
+        # float32, which is faster. Interpolated values stay within 0 to 255.
         image = tf.cast(image, tf.float32)[None]
-        return tf.cast(
-            tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)[0],
-            tf.uint8,
-        )
-    return as_dtype(
-        tf.image.resize(image, pair(size), method=method, antialias=antialias), image.dtype
-    )
-
-
-def resize_by(image, ratio, method, antialias):
-    """Multiplies both sides by `ratio` (a float32 tensor), rounded to whole pixels."""
-    target = tf.cast(tf.round(tf.cast(tf.shape(image)[:2], tf.float32) * ratio), tf.int32)
-    fits = tf.reduce_prod(target) <= MAX_RESIZED
-    with tf.control_dependencies(
-        [require(fits, "the image is too long and thin to be resized:", target)]
-    ):
-        return as_dtype(
-            tf.image.resize(image, target, method=method, antialias=antialias), image.dtype
-        )
+        resized = tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)
+        return tf.cast(resized[0], tf.uint8)
+    resized = tf.image.resize(image, pair(size), method=method, antialias=antialias)
+    return as_dtype(resized, image.dtype)
 
 
 def resize_small(image, size, method="area", antialias=False):
-    """Resizes so that the smaller side is `size`, keeping the aspect ratio."""
-    side = tf.reduce_min(tf.shape(image)[:2])
-    return resize_by(
-        image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias
-    )
-
-
-def resize_long(image, size, method="area", antialias=False):
-    """Resizes so that the longer side is `size`, keeping the aspect ratio."""
-    side = tf.reduce_max(tf.shape(image)[:2])
-    return resize_by(
-        image, tf.cast(size, tf.float32) / tf.cast(side, tf.float32), method, antialias
-    )
+    """Resizes so that the shorter side is `size`, keeping the aspect ratio."""
+    shape = tf.shape(image)[:2]
+    ratio = tf.cast(size, tf.float32) / tf.cast(tf.reduce_min(shape), tf.float32)
+    target = tf.cast(tf.round(tf.cast(shape, tf.float32) * ratio), tf.int32)
+    fits = tf.reduce_prod(target) <= MAX_RESIZED
+    check = require(fits, "the image is too long and thin to be resized:", target)
+    with tf.control_dependencies([check]):
+        resized = tf.image.resize(image, target, method=method, antialias=antialias)
+        return as_dtype(resized, image.dtype)
 
 
 def central_crop(image, size=None):
-    """The centre of size (h, w), by default the largest square; the smaller half of an odd border
-    is above and left.
+    """The centre of size (h, w), by default the largest square. Of an odd border, the smaller half
+    is above and on the left.
     """
     shape = tf.shape(image)
     h, w = pair(size) if size else [tf.reduce_min(shape[:2])] * 2
-    top, left = (shape[0] - h) // 2, (shape[1] - w) // 2
+    top = (shape[0] - h) // 2
+    left = (shape[1] - w) // 2
     return tf.image.crop_to_bounding_box(image, top, left, h, w)
 
 
 def value_range(image, vmin=-1, vmax=1, in_min=0, in_max=255, clip=False):
-    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32, and clips what is outside if
-    asked to.
+    """Maps [in_min, in_max] linearly to [vmin, vmax], as float32; `clip` limits the result to it.
 
     in_min and in_max are numbers, or one per channel: (mean, mean + std) to [0, 1] subtracts the
     mean and divides by the standard deviation.
     """
-    in_min, in_max = tf.constant(in_min, tf.float32), tf.constant(in_max, tf.float32)
+    in_min = tf.constant(in_min, tf.float32)
+    in_max = tf.constant(in_max, tf.float32)
     image = vmin + (tf.cast(image, tf.float32) - in_min) / (in_max - in_min) * (vmax - vmin)
     return tf.clip_by_value(image, vmin, vmax) if clip else image
 
 
 def inception_box(shape, seed, area):
-    """(begin, size) of a random crop: share of the area in `area`, aspect ratio in 3/4 to 4/3
-    (arXiv 1409.4842).
+    """(begin, size) of a random crop (arXiv 1409.4842): its share of the area is in `area`, its
+    aspect ratio in 3/4 to 4/3.
     """
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
@@ -115,14 +102,14 @@ def inception_crop(image, size, seed, area=(0.05, 1.0), antialias=False):
 
 
 def reflect_pad(image, pixels):
-    """Mirrors a border of `pixels` at the outermost pixels, which are not repeated."""
+    """Adds a border of `pixels` by reflection; the outermost pixels are not repeated."""
     return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]], mode="REFLECT")
 
 
 def random_window(shape, size, seed):
-    """The corner (y, x), int32 [2], of a random window of size (h, w): all are equally likely."""
-    room = tf.cast(shape[:2], tf.int32) - tf.constant(pair(size)) + 1
-    return tf.cast(tf.random.stateless_uniform([2], seed) * tf.cast(room, tf.float32), tf.int32)
+    """The corner (y, x), int32 [2], of a window of size (h, w), drawn uniformly."""
+    count = tf.cast(shape[:2], tf.int32) - tf.constant(pair(size)) + 1
+    return tf.cast(tf.random.stateless_uniform([2], seed) * tf.cast(count, tf.float32), tf.int32)
 
 
 def random_crop(image, size, seed):
@@ -132,5 +119,5 @@ def random_crop(image, size, seed):
 
 
 def flip_lr(image, seed):
-    """Mirrors with probability one half. seed: int32 [2]."""
+    """Flips left and right with probability 0.5. seed: int32 [2]."""
     return tf.image.stateless_random_flip_left_right(image, seed)

@@ -1,4 +1,7 @@
-"""From an encoded image to the uint8 pixels that training and evaluation see."""
+"""Decodes, crops and resizes one image: from its encoded bytes to uint8 [size, size, 3].
+
+Called by pipeline.py on the host; flips and colour operations follow on the device (augment/).
+"""
 
 import io
 from collections.abc import Callable
@@ -9,14 +12,17 @@ from PIL import Image
 
 from vit_jax.data import image_ops
 
-MAX_PIXELS = 178_956_970  # of an image; Pillow's limit, which it takes for an attack
+MAX_PIXELS = 178_956_970  # of an image; Pillow rejects larger ones as decompression bombs
 SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.07118 section 3.3)
 
 
 def piece(encoded, position: int, count: int):
-    """Bytes of a string, from its end where `position` is negative; fewer where it is too short,
-    and never an error: TensorFlow's would quote the string, and Python fails to read a message with
-    bytes that are no text."""
+    """`count` bytes of a string, or fewer if it is too short; a negative `position` counts from the
+    end.
+
+    Never fails: TensorFlow's error message would quote the string, and Python can't read a message
+    that is not valid text.
+    """
     length = tf.strings.length(encoded)
     return tf.strings.substr(encoded, tf.clip_by_value(position, -length, length), count)
 
@@ -27,21 +33,21 @@ def pillow_decode(encoded: bytes) -> np.ndarray:
 
 
 def number(encoded, position: int, count: int, first: str = "big"):
-    """The unsigned number in `count` bytes of a string, int64 []; 0 where it is too short."""
-    found = tf.strings.substr(
-        tf.strings.join([piece(encoded, position, count), b"\0" * count]), 0, count
-    )
-    digits = tf.cast(tf.io.decode_raw(found, tf.uint8), tf.int64)
+    """The unsigned number in `count` bytes of a string, int64 []; missing bytes are 0.
+
+    Args:
+      first: "big" if the most significant byte comes first, else "little".
+    """
+    padded = tf.strings.join([piece(encoded, position, count), b"\0" * count])
+    digits = tf.cast(tf.io.decode_raw(tf.strings.substr(padded, 0, count), tf.uint8), tf.int64)
     powers = [256**i for i in range(count)]
-    return tf.reduce_sum(
-        digits * tf.constant(powers if first == "little" else powers[::-1], tf.int64)
-    )
+    if first == "big":
+        powers.reverse()
+    return tf.reduce_sum(digits * tf.constant(powers, tf.int64))
 
 
 def check_pixels(count):
-    """Refuses an image that would fill the memory, by what its header says; an operation to depend
-    on.
-    """
+    """An operation to depend on: fails for an image whose declared size would fill the memory."""
     return image_ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
 
 
@@ -54,27 +60,30 @@ def jpeg_shape(encoded):
 
 def declared_pixels(encoded):
     """The pixels that the header of a PNG, GIF or JPEG declares, int64 []; 0 for anything else."""
+
+    def png():
+        return number(encoded, 16, 4) * number(encoded, 20, 4)
+
+    def gif():
+        return number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little")
+
+    def jpeg():
+        return tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64))
+
     kinds = [
-        (piece(encoded, 1, 3) == b"PNG", lambda: number(encoded, 16, 4) * number(encoded, 20, 4)),
-        (
-            piece(encoded, 0, 3) == b"GIF",
-            lambda: number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little"),
-        ),
-        (
-            piece(encoded, 0, 2) == b"\xff\xd8",
-            lambda: tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64)),
-        ),
+        (piece(encoded, 1, 3) == b"PNG", png),
+        (piece(encoded, 0, 3) == b"GIF", gif),
+        (piece(encoded, 0, 2) == b"\xff\xd8", jpeg),
     ]
     return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
 
 
 def decode(encoded):
-    """JPEG, PNG, GIF, BMP or WebP (of animations the first frame), grey, palette or with alpha ->
-    uint8 [H, W, 3].
+    """Decodes JPEG, PNG, GIF, BMP or WebP, grey, with a palette or alpha -> uint8 [H, W, 3].
 
-    Images of more than `MAX_PIXELS` are errors. Pillow reads BMP and WebP: TensorFlow 2.21 takes
-    the palette indices of a BMP for grey values, refuses a WebP with alpha, and an animated one
-    corrupts its memory.
+    Of an animation, this is the first frame. Images of more than `MAX_PIXELS` are errors. Pillow
+    decodes BMP and WebP: TensorFlow 2.21 reads the palette indices of a BMP as grey values, rejects
+    a WebP with alpha, and corrupts its memory with an animated one.
     """
     by_pillow = (piece(encoded, 0, 2) == b"BM") | (piece(encoded, 8, 4) == b"WEBP")
 
@@ -90,99 +99,110 @@ def decode(encoded):
     return tf.ensure_shape(image, [None, None, 3])
 
 
-def is_whole_jpeg(encoded):
-    """Whether a file begins and ends as a JPEG: only then a partial decode notices all that a full
-    one does.
+def is_complete_jpeg(encoded):
+    """Whether a file begins and ends like a JPEG. Only then does a partial decode find the same
+    errors as a full one.
     """
     return (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
 
 
 def shape_of(encoded):
-    """(height, width, channels) of an encoded image, int32 [3]; of a JPEG without decoding it."""
+    """(height, width, channels) of an encoded image, int32 [3]; a JPEG is not decoded for it."""
     return tf.cond(
-        is_whole_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded))
+        is_complete_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded))
     )
 
 
 def inception_window(shape, seed, area_min: float):
-    """(y, x, height, width) of a random box in an image of `shape`, int32 [4]."""
+    """(y, x, height, width) of a random Inception crop of an image of `shape`, int32 [4]."""
     begin, extent = image_ops.inception_box(shape, seed, (area_min, 1.0))
     return tf.stack([begin[0], begin[1], extent[0], extent[1]])
 
 
 def decode_box(encoded, seed, area_min: float):
-    """A random box of an image, uint8 [h, w, 3]; of a JPEG only the box is decoded."""
+    """A random Inception crop of an image, uint8 [h, w, 3]; of a JPEG, only the crop is decoded."""
 
     def partial():
         window = inception_window(jpeg_shape(encoded), seed, area_min)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
-    def whole():
+    def full():
         image = decode(encoded)
         y, x, h, w = tf.unstack(inception_window(tf.shape(image), seed, area_min))
         return tf.slice(image, [y, x, 0], [h, w, -1])
 
-    return tf.ensure_shape(tf.cond(is_whole_jpeg(encoded), partial, whole), [None, None, 3])
+    return tf.ensure_shape(tf.cond(is_complete_jpeg(encoded), partial, full), [None, None, 3])
 
 
 def window(data, size: int) -> Callable:
-    """f(shape, seed) -> (y, x, height, width) int32 [4], the part that `train_image` takes of an
-    image of `shape`: of the image itself for data.crop=inception, else of what it is resized (and
-    padded) to."""
+    """f(shape, seed) -> (y, x, height, width) int32 [4], the window that `train_image` crops.
 
-    def corner(shape, seed):
+    It is a window of the image itself (of `shape`) for data.crop=inception, otherwise of the image
+    after it was resized and padded.
+    """
+
+    def random_window(shape, seed):
         return tf.concat([image_ops.random_window(shape, size, seed), [size, size]], axis=0)
+
+    def inception(shape, seed):
+        return inception_window(shape, seed, data.area_min)
+
+    def random(shape, seed):
+        return random_window(tf.fill([2], larger(size)), seed)
 
     def simple(shape, seed):
         ratio = tf.cast(size / tf.reduce_min(shape[:2]), tf.float32)
         sides = tf.cast(tf.round(tf.cast(shape[:2], tf.float32) * ratio), tf.int32)
-        return corner(sides + 2 * SIMPLE_CROP_BORDER, seed)
+        return random_window(sides + 2 * SIMPLE_CROP_BORDER, seed)
 
-    windows = dict(
-        inception=lambda shape, seed: inception_window(shape, seed, data.area_min),
-        random=lambda shape, seed: corner(tf.fill([2], larger(size)), seed),
-        simple=simple,
-        resize=lambda shape, seed: tf.constant([0, 0, size, size]),
-    )
-    return windows[data.crop]
+    def resize(shape, seed):
+        return tf.constant([0, 0, size, size])
+
+    return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
 
 
 def larger(size: int) -> int:
-    """The side of which data.crop=random takes 7/8, as 256 for 224."""
+    """The side of which data.crop=random takes 7/8, such as 256 for 224."""
     return round(size * 8 / 7)
+
+
+def resizing(method: str) -> dict:
+    """How to resize by data.method; an empty one means the default of each operation."""
+    if not method:
+        return {}
+    return dict(method=method, antialias=method == "bicubic")
 
 
 def train_image(data, size: int) -> Callable:
     """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.method`."""
-    how = dict(method=data.method, antialias=data.method == "bicubic")
+    how = resizing(data.method)
+
+    def inception(encoded, seed):
+        return image_ops.resize(decode_box(encoded, seed, data.area_min), size, **how)
+
+    def random(encoded, seed):
+        image = image_ops.resize(decode(encoded), larger(size), **how)
+        return image_ops.random_crop(image, size, seed)
 
     def simple(encoded, seed):
         image = image_ops.resize_small(decode(encoded), size, **how)
         return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
-    crops = dict(
-        inception=lambda encoded, seed: image_ops.resize(
-            decode_box(encoded, seed, data.area_min), size, **how
-        ),
-        random=lambda encoded, seed: image_ops.random_crop(
-            image_ops.resize(decode(encoded), larger(size), **how), size, seed
-        ),
-        simple=simple,
-        resize=lambda encoded, seed: image_ops.resize(decode(encoded), size, **how),
-    )
-    return crops[data.crop]
+    def resize(encoded, seed):
+        return image_ops.resize(decode(encoded), size, **how)
+
+    return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
 
 
 def eval_image(data, size: int) -> Callable:
-    """Like `train_image`, without chance."""
+    """Like `train_image`, but deterministic: the seed is not used."""
+    how = resizing(data.method)
 
-    how = dict(method=data.method, antialias=data.method == "bicubic") if data.method else {}
+    def central(encoded, seed):
+        image = image_ops.resize_small(decode(encoded), round(size / data.fraction), **how)
+        return image_ops.central_crop(image, size)
 
-    def image(encoded, seed):
-        if data.crop == "central":
-            return image_ops.central_crop(
-                image_ops.resize_small(decode(encoded), round(size / data.fraction), **how), size
-            )
+    def resize(encoded, seed):
         return image_ops.resize(decode(encoded), size, **how)
 
-    return image
+    return central if data.crop == "central" else resize

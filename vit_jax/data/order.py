@@ -1,16 +1,23 @@
-"""Which examples a step reads, and the seed of each: computed for any step at once, and not stored."""
+"""Which examples a step reads, and the random seed of each.
+
+The first stage of the pipeline. Order and seeds are computed directly for any step; nothing is
+stored.
+"""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-SHUFFLE_SALT, AUGMENT_SALT, MIXTURE_SALT = 0, 1, 2
-# With TensorFlow's default of 4 the batches of a sorted folder are too alike to be random (65,536
-# examples: 15 sigma); from 8 on the order passes chi-square tests against uniform for 10^3 to 10^6
-# examples.
+# What a hash is for; each purpose has its own.
+SHUFFLE_SALT = 0
+AUGMENT_SALT = 1
+MIXTURE_SALT = 2
+# Rounds of the shuffle. With TensorFlow's default of 4, the batches of a sorted folder are more
+# alike than random ones (15 sigma for 65,536 examples); from 8 on, the order passes chi-square
+# tests of uniformity for 10^3 to 10^6 examples.
 ROUNDS = 16
-# A mixture is dealt in blocks of this many examples, in which every source has its exact share.
+# A mixture consists of blocks of this many examples, in which every source has its exact share.
 BLOCK = 10_000
 
 
@@ -18,15 +25,17 @@ def mix64(x):
     """A bijection of uint64 in which every bit depends on all: the finalizer of SplitMix64 (Steele
     et al. 2014).
     """
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64))) * tf.constant(
-            factor, tf.uint64
-        )
-    return x ^ tf.bitwise.right_shift(x, tf.constant(31, tf.uint64))
+
+    def mix(x, shift: int):
+        return x ^ tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64))
+
+    x = mix(x, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
+    x = mix(x, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)
+    return mix(x, 31)
 
 
 def hash64(*values):
-    """One uint64 for whole numbers, or for tensors int64 [n] of them: [n]."""
+    """uint64 for integers, or uint64 [n] if some of them are tensors int64 [n]."""
     x = tf.zeros([], tf.uint64)
     for value in values:
         x = mix64(x + tf.cast(value, tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64))
@@ -34,18 +43,17 @@ def hash64(*values):
 
 
 def shuffle(position, size, *key):
-    """Maps `position` int64 [n] to its place in a permutation of 0 to `size` - 1 that `key`
-    chooses.
+    """Applies the permutation of 0 to `size` - 1 that `key` chooses to `position`, int64 [n].
 
-    RandomIndexShuffle uses few bits of each number of its key (8 up to 65,536 examples): all of
-    them are filled.
+    RandomIndexShuffle uses few bits of each number of its seed (8 for up to 65,536 examples), so
+    that all bits of the seed must be random.
     """
     words = [tf.bitcast(hash64(*key, word), tf.int64) for word in range(3)]
     seed = tf.stack([tf.broadcast_to(word, tf.shape(position)) for word in words], axis=-1)
     size = tf.broadcast_to(tf.cast(size, tf.int64), tf.shape(position))
-    # Where the largest index is a power of two, 2^16 and some above are no permutation in
-    # TensorFlow 2.21, which takes a bit too few: there one more index is shuffled, and what lands
-    # on it is shuffled again.
+    # If the largest index is a power of two, such as 2^16, the result may not be a permutation:
+    # TensorFlow 2.21 takes one bit too few. Then one more index is shuffled, and what is mapped to
+    # it is shuffled again.
     spare = tf.cast(tf.equal(tf.bitwise.bitwise_and(size - 1, size - 2), 0), tf.int64)
 
     def permute(index):
@@ -53,13 +61,13 @@ def shuffle(position, size, *key):
             index=index, seed=seed, max_index=size - 1 + spare, rounds=ROUNDS
         )
 
-    found = permute(position)
-    return tf.where(found == size, permute(found), found)
+    index = permute(position)
+    return tf.where(index == size, permute(index), index)
 
 
 def shares(weights: Sequence[float]) -> np.ndarray:
-    """Examples of each source in a block, in proportion to the weights by largest remainders: int64
-    [sources].
+    """Number of examples of each source in a block, int64 [sources]: in proportion to the weights,
+    by the method of largest remainders.
     """
     exact = np.asarray(weights, np.float64) / sum(weights) * BLOCK
     counts = np.floor(exact).astype(np.int64)
@@ -71,15 +79,16 @@ def deal(position, counts: np.ndarray, seed: int):
     """Which source the examples of a mixture come from: (source, position in that source), int64
     [n] each.
     """
-    block, ends = position // BLOCK, np.cumsum(counts)
-    place = shuffle(position % BLOCK, BLOCK, seed, MIXTURE_SALT, block)
-    source = tf.searchsorted(tf.constant(ends), place, side="right", out_type=tf.int64)
+    block = position // BLOCK
+    slot = shuffle(position % BLOCK, BLOCK, seed, MIXTURE_SALT, block)
+    ends = np.cumsum(counts)
+    source = tf.searchsorted(tf.constant(ends), slot, side="right", out_type=tf.int64)
     first = tf.gather(tf.constant(ends - counts), source)
-    return source, block * tf.gather(tf.constant(counts), source) + place - first
+    return source, block * tf.gather(tf.constant(counts), source) + slot - first
 
 
 def example_seeds(seed: int, epoch, index, repeat):
-    """int32 [n, 2]: every random choice about an example comes from this, whatever batch it is in."""
+    """int32 [n, 2], the only source of randomness for an example, independent of its batch."""
     return tf.bitcast(hash64(seed, AUGMENT_SALT, epoch, index, repeat), tf.int32)
 
 
@@ -93,30 +102,31 @@ def train_items(
     """The order of training. Every epoch of a source is a permutation of it.
 
     Args:
-      parts: (examples, weight) of every source of the mixture, mostly one.
-      rows: those of the global batch that are wanted, int [rows].
-      repeats: how often a batch holds each of its examples, each time augmented anew (arXiv
-        1901.09335).
+      parts: (number of examples, weight) of every source; usually there is only one.
+      rows: which rows of the global batch to return, int [rows].
+      repeats: repeated augmentation (arXiv 1901.09335): copies of each image per batch.
 
     Returns:
       f(step) -> dict of `index` int64 [rows], `epoch` int64, `seed` int32 [rows, 2], `mask`
       float32.
     """
     sizes = np.asarray([size for size, _ in parts], np.int64)
-    starts, counts = np.cumsum(sizes) - sizes, shares([weight for _, weight in parts])
+    starts = np.cumsum(sizes) - sizes
+    counts = shares([weight for _, weight in parts])
     distinct = batch_size // repeats
-    slot, repeat = (tf.constant(part, tf.int64) for part in (rows % distinct, rows // distinct))
+    slot = tf.constant(rows % distinct, tf.int64)
+    repeat = tf.constant(rows // distinct, tf.int64)
 
     def items(step) -> dict:
         position = step * distinct + slot
-        source, position = (
-            deal(position, counts, seed) if len(parts) > 1 else (tf.zeros_like(position), position)
-        )
+        if len(parts) > 1:
+            source, position = deal(position, counts, seed)
+        else:
+            source = tf.zeros_like(position)
         size = tf.gather(tf.constant(sizes), source)
         epoch = position // size
-        index = shuffle(position % size, size, seed, SHUFFLE_SALT, source, epoch) + tf.gather(
-            starts, source
-        )
+        index = shuffle(position % size, size, seed, SHUFFLE_SALT, source, epoch)
+        index += tf.gather(starts, source)
         seeds = example_seeds(seed, epoch, index, repeat)
         return dict(index=index, epoch=epoch, seed=seeds, mask=tf.ones_like(epoch, tf.float32))
 
@@ -124,21 +134,23 @@ def train_items(
 
 
 def ids(config, parts: Sequence[tuple[int, float]], step: int) -> list[int]:
-    """Ids of the examples of the global batch that the update after `step` others reads."""
+    """Ids of the examples in the global batch of `step`, the number of updates done before it."""
     data = config.data
-    items = train_items(
-        parts, data.batch_size, np.arange(data.batch_size), config.seed, data.repeats
-    )
+    rows = np.arange(data.batch_size)
+    items = train_items(parts, data.batch_size, rows, config.seed, data.repeats)
     return items(tf.constant(step, tf.int64))["index"].numpy().tolist()
 
 
 def eval_items(num_examples: int, batch_size: int, rows: np.ndarray) -> Callable:
-    """Like `train_items`, in order and once; mask 0 marks the padding of the last batch."""
+    """Like `train_items`, but every example once and in order; mask 0 marks the padding of the
+    last batch.
+    """
 
     def items(step) -> dict:
         position = step * batch_size + tf.constant(rows, tf.int64)
         mask = tf.cast(position < num_examples, tf.float32)
-        index, zero = tf.minimum(position, num_examples - 1), tf.zeros_like(position)
-        return dict(index=index, epoch=zero, seed=tf.zeros([len(rows), 2], tf.int32), mask=mask)
+        index = tf.minimum(position, num_examples - 1)
+        seed = tf.zeros([len(rows), 2], tf.int32)
+        return dict(index=index, epoch=tf.zeros_like(position), seed=seed, mask=mask)
 
     return items

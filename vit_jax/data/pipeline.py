@@ -1,5 +1,8 @@
-"""The input pipeline: a pure function of (config, seed, step). Position is the step; there is no
-other state.
+"""Batches of uint8 images on the host, from the records of a source.
+
+They are a pure function of (config, seed, step): the position is the step, and there is no other
+state. order.py says which examples a step reads, images.py decodes them, to_device.py takes over
+the batches.
 """
 
 import dataclasses
@@ -13,17 +16,17 @@ import tensorflow as tf
 from vit_jax.data import image_ops, images, order
 from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
-from vit_jax.data.stage_times import Stages
+from vit_jax.data.stage_times import StageTimes
 from vit_jax.errors import UserError, one_line
 
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
 READ_AT_ONCE = 16  # records per call of Python, which holds a lock
-PREFETCH = 2  # batches on the host, ready
+PREFETCH = 2  # batches that are ready on the host
 
 
 def one_or_blank(make: Callable, blank: Callable) -> Callable:
-    """f(item) -> a data set of one example: make(item), or blank(item) where that fails."""
+    """f(item) -> a data set of one example: make(item), or blank(item) if that fails."""
 
     def each(item):
         source = tf.data.Dataset.from_tensors(item)
@@ -34,27 +37,34 @@ def one_or_blank(make: Callable, blank: Callable) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Batches of this process: dicts of `image` uint8 [rows, S, S, 3], `label` int32 [rows] or
-    [rows, set], `mask` float32, `id` int64, `seed` int32 [rows, 2]."""
+    """The rows of every global batch that this process feeds.
+
+    A batch is a dict of
+      image: uint8 [rows, S, S, 3];
+      label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1;
+      mask: float32 [rows], 0 for padding and for examples that failed and are skipped;
+      id: int64 [rows], the index of the example in the source;
+      seed: int32 [rows, 2], of every random choice about the example.
+
+    An example fails if it can't be read or decoded, or if its label is not a class.
+    """
 
     source: Source
-    items: Callable
-    image: Callable
-    size: int
+    items: Callable  # f(step) -> index, seed and mask of each row; see order.py
+    image: Callable  # f(encoded, seed) -> uint8 [S, S, 3]; see images.py
+    size: int  # S
     rows: int
     steps: int
     on_corrupt: str
     threads: int
-    bad: Skipped = dataclasses.field(
-        default_factory=Skipped
-    )  # examples of this process that were blanked
-    stages: Stages = dataclasses.field(default_factory=Stages)
+    skipped: Skipped = dataclasses.field(default_factory=Skipped)
+    stages: StageTimes = dataclasses.field(default_factory=StageTimes)
 
     def records(self, indices: np.ndarray) -> np.ndarray:
-        found = np.empty(len(indices), object)
+        records = np.empty(len(indices), object)
         with self.stages.time("read", len(indices)):
-            found[:] = self.source.read(indices.tolist())
-        return found
+            records[:] = self.source.read(indices.tolist())
+        return records
 
     def label_shape(self) -> list[int]:
         return [self.source.set_size] if self.source.set_size else []
@@ -65,124 +75,124 @@ class Pipeline:
         return item | dict(record=tf.ensure_shape(record, item["index"].shape))
 
     def example(self, item: dict) -> dict:
+        """From a record to an example: parses, decodes, crops and resizes."""
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
         lowest = -1 if self.source.set_size else 0
-        inside = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
-        known = image_ops.require(inside, "the label is no class:", label)
+        in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
+        is_class = image_ops.require(in_range, "the label is not a class:", label)
         label = tf.ensure_shape(label, self.label_shape())
         image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
-        with tf.control_dependencies([image, known]):
+        with tf.control_dependencies([image, is_class]):
             seconds = tf.timestamp() - start
-        kept = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
-        return dict(image=image, label=label) | kept
+        rest = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
+        return dict(image=image, label=label) | rest
 
     def blank(self, item: dict) -> dict:
-        image, zero = (
-            tf.zeros([self.size, self.size, 3], tf.uint8),
-            tf.zeros(self.label_shape(), tf.int32),
-        )
-        kept = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
-        return dict(image=image, label=zero, mask=tf.zeros([])) | kept
+        """Stands in for an example that failed."""
+        image = tf.zeros([self.size, self.size, 3], tf.uint8)
+        label = tf.zeros(self.label_shape(), tf.int32)
+        rest = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
+        return dict(image=image, label=label, mask=tf.zeros([])) | rest
 
     def read_one(self, item: dict) -> dict:
         record = self.read({name: value[None] for name, value in item.items()})["record"]
         return self.example(item | dict(record=record[0]))
 
-    def dataset(self, start: int, steps: int, careful: bool) -> tf.data.Dataset:
-        """Batches from `start` to `steps`; `careful` puts a blank, masked example where one can't
-        be read.
+    def dataset(self, start: int, steps: int, skip_failures: bool) -> tf.data.Dataset:
+        """Batches from step `start` up to `steps`. With `skip_failures`, examples that fail are
+        blank and masked; otherwise they end the iteration with an error.
         """
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
         items = tf.data.Dataset.range(start, steps).map(graph(self.items)).unbatch()
-        if careful:
+        if skip_failures:
             each = one_or_blank(self.read_one, self.blank)
             examples = items.interleave(graph(each), cycle_length=self.threads, **parallel)
         else:
             records = items.batch(READ_AT_ONCE).map(graph(self.read), **parallel).unbatch()
             examples = records.map(graph(self.example), **parallel)
         options = tf.data.Options()
-        # Its optimizer thread can hold up the end of an iterator for most of a minute, and there is
-        # nothing to tune.
+        # The thread of the autotuner can delay the end of an iterator by most of a minute, and
+        # there is nothing to tune.
         options.autotune.enabled = False
-        # A pool of its own, and operations that don't share it out further: 5 % less time in waking
-        # threads.
+        # A thread pool of its own, and operations that are not split further: 5 % less time goes
+        # into waking threads.
         options.threading.private_threadpool_size = self.threads
         options.threading.max_intra_op_parallelism = 1
-        return (
-            examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH).with_options(options)
-        )
+        batches = examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH)
+        return batches.with_options(options)
 
-    def wanted(self, step: int) -> np.ndarray:
-        """The mask of a step before anything is read."""
-        return self.items(tf.constant(step, tf.int64))["mask"].numpy()
+    def failed(self, step: int, batch: dict) -> np.ndarray:
+        """bool [rows], the examples of a batch that failed and are blank."""
+        mask = self.items(tf.constant(step, tf.int64))["mask"].numpy()
+        return batch["mask"] < mask
 
-    def unreadable(self, step: int) -> tuple[int, list[str]]:
-        """The first step from `step` on with examples that can't be read or decoded, and their
-        names.
+    def first_failures(self, step: int) -> tuple[int, list[str]]:
+        """The first step from `step` on with examples that fail, and their names.
 
-        Records are read ahead: one that fails may belong to a batch behind that of `step`.
+        Records are read ahead: one that fails may belong to a batch after that of `step`.
         """
         last = min(self.steps, step + 1 + -(-READ_AT_ONCE // self.rows))
-        for number, batch in enumerate(
-            self.dataset(step, last, careful=True).as_numpy_iterator(), step
-        ):
-            bad = batch["id"][batch["mask"] < self.wanted(number)]
-            if len(bad):
-                return number, [self.source.describe(int(i)) for i in bad]
+        batches = self.dataset(step, last, skip_failures=True).as_numpy_iterator()
+        for number, batch in enumerate(batches, step):
+            failed = batch["id"][self.failed(number, batch)]
+            if len(failed):
+                return number, [self.source.describe(int(i)) for i in failed]
         return step, []
 
-    def count_blanks(self, step: int, batch: dict) -> None:
-        """Notes and names the examples of a batch that `careful` blanked."""
+    def record_skipped(self, step: int, batch: dict) -> None:
+        """Logs and lists the examples of a batch that failed, each once."""
         if batch["mask"].all():
             return
-        for row in np.flatnonzero(batch["mask"] < self.wanted(step)):
-            item = dict(index=batch["id"][row], seed=batch["seed"][row], mask=np.float32(1))
-            if (i := int(item["index"])) not in self.bad:
-                self.bad.note(i, self.source.describe(i), self.why(item))
+        for row in np.flatnonzero(self.failed(step, batch)):
+            index = int(batch["id"][row])
+            if index not in self.skipped:
+                item = dict(index=batch["id"][row], seed=batch["seed"][row], mask=np.float32(1))
+                self.skipped.add(index, self.source.describe(index), self.failure_reason(item))
 
-    def why(self, item: dict) -> str:
-        """The reason for which an example was blanked."""
+    def failure_reason(self, item: dict) -> str:
         try:
             self.read_one({name: tf.constant(value) for name, value in item.items()})
         except Exception as error:
-            return reason(error)
-        return "it could not be read at first"
+            return short_reason(error)
+        return "the first attempt failed, a second one did not"
 
     def batches(self, start: int = 0) -> Iterator[dict]:
         """Yields numpy batches from step `start` on.
 
         Raises:
-          UserError: an example can't be read and `on_corrupt` is "error"; it names the example.
+          UserError: an example fails and `on_corrupt` is "error"; it names the example.
         """
         iterator = self.dataset(start, self.steps, self.on_corrupt == "skip").as_numpy_iterator()
         for step in range(start, self.steps):
             try:
                 batch = next(iterator)
             except tf.errors.OpError as error:
-                where, bad = self.unreadable(step)
-                if not bad:
+                number, names = self.first_failures(step)
+                if not names:
                     raise
                 raise UserError(
-                    f"{bad[0]} can't be read as an image ({len(bad)} such in the batch of step "
-                    f"{where}): remove or replace it, or set data.on_corrupt=skip; the reason: "
-                    f"{reason(error)}"
+                    f"{names[0]} can't be read as an image ({len(names)} such in the batch of "
+                    f"step {number}): remove or replace it, or set data.on_corrupt=skip; the "
+                    f"reason: {short_reason(error)}"
                 ) from None
             self.stages.add("decode", float(batch.pop("seconds").sum()), self.rows)
-            self.count_blanks(step, batch)
+            self.record_skipped(step, batch)
             yield batch
 
 
-def reason(error: Exception) -> str:
-    """What TensorFlow says, without where in its graph that was."""
+def short_reason(error: Exception) -> str:
+    """TensorFlow's message, without the places in its graph."""
     text = re.sub(r"\{\{[^}]*\}\}|\[\[.*", "", one_line(error)).split(" Traceback ")[0]
     return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
 
 
 def cores() -> int:
-    """Those that this process may use, in a container fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """The number of cores that this process may use; in a container fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -> Pipeline:

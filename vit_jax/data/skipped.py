@@ -1,8 +1,7 @@
-"""Examples that could not be used and were skipped: each is counted once, named in the log, and
-listed in a file.
+"""Examples that failed in the input pipeline and are skipped: each is counted once, named in the
+log, and listed in a file.
 """
 
-import contextlib
 import json
 import logging
 
@@ -15,37 +14,41 @@ log = logging.getLogger(__name__)
 
 
 class Skipped(dict):
-    """id -> why; with a `path`, a line of JSON there for each: `use`, `id`, `name`, `reason`."""
+    """id -> reason. With a `path`, also a line of JSON there: `use`, `id`, `name`, `reason`."""
 
     def __init__(self):
         super().__init__()
-        self.path, self.use = None, ""
+        self.path = None
+        self.use = ""
 
     def list_in(self, folder: epath.Path, use: str) -> None:
-        """Lists them in skipped.jsonl of a workdir, all but the leading process in
+        """Lists them in skipped.jsonl of a workdir; processes other than the leader write
         logs/skipped_I.jsonl.
 
-        What stands there already, from before the run was continued, counts.
+        Entries from before the run was continued count.
         """
         index = jax.process_index()
-        self.path, self.use = (
-            folder / (f"logs/skipped_{index}.jsonl" if index else "skipped.jsonl"),
-            use,
-        )
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line
-                if (found := json.loads(line))["use"] == use:
-                    self[found["id"]] = found["reason"]
+        name = f"logs/skipped_{index}.jsonl" if index else "skipped.jsonl"
+        self.path = folder / name
+        self.use = use
+        if not self.path.exists():
+            return
+        for line in self.path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+                if entry["use"] == use:
+                    self[entry["id"]] = entry["reason"]
+            except (ValueError, KeyError, TypeError):  # an incomplete line
+                continue
 
-    def note(self, index: int, name: str, reason: str) -> None:
+    def add(self, index: int, name: str, reason: str) -> None:
         log.warning("%s can't be read as an image and is skipped: %s", name, reason)
         self[index] = reason
         if self.path is None:
             return
+        entry = dict(use=self.use, id=index, name=name, reason=reason)
         try:
             with self.path.open("a") as file:
-                file.write(
-                    json.dumps(dict(use=self.use, id=index, name=name, reason=reason)) + "\n"
-                )
+                file.write(json.dumps(entry) + "\n")
         except Exception as error:  # every store has errors of its own
             log.warning("%s can't be written: %s", self.path, one_line(error)[:160])

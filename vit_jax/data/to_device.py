@@ -1,4 +1,7 @@
-"""From the rows that this process read to global arrays on the mesh."""
+"""From the rows that this process has read to global arrays on the mesh.
+
+The last stage of the pipeline; augment/ continues on the device.
+"""
 
 import collections
 import contextlib
@@ -9,13 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.data.stage_times import Stages
+from vit_jax.data.stage_times import StageTimes
 from vit_jax.distributed import sharding
 
 
 def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> dict:
     """Builds arrays [batch_size, ...] sharded over the mesh from local arrays [len(rows), ...]."""
-    place = sharding.batch_sharding(mesh)
+    placement = sharding.batch_sharding(mesh)
 
     def build(local):
         def shard(index):
@@ -23,27 +26,29 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
             first = np.searchsorted(rows, start)
             return local[first : first + stop - start]
 
-        return jax.make_array_from_callback((batch_size, *local.shape[1:]), place, shard)
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), placement, shard)
 
     return {name: build(local) for name, local in batch.items()}
 
 
 def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int = 0) -> dict:
-    """Shapes, dtypes and shardings of a global batch of training; images have sets of labels with a
-    `set_size`.
+    """Shapes, dtypes and shardings of a global batch of training.
+
+    Args:
+      set_size: the most labels that an image may have, if it may have several.
     """
-    label = (set_size,) if set_size else ()
-    kinds = dict(
-        image=((image_size, image_size, 3), np.uint8),
-        label=(label, np.int32),
-        mask=((), np.float32),
+    placement = sharding.batch_sharding(mesh)
+    label_shape = (set_size,) if set_size else ()
+
+    def abstract(shape, dtype):
+        return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=placement)
+
+    return dict(
+        image=abstract((image_size, image_size, 3), np.uint8),
+        label=abstract(label_shape, np.int32),
+        mask=abstract((), np.float32),
+        seed=abstract((2,), np.int32),
     )
-    kinds["seed"] = (2,), np.int32
-    place = sharding.batch_sharding(mesh)
-    return {
-        name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=place)
-        for name, (shape, dtype) in kinds.items()
-    }
 
 
 def to_device(
@@ -52,21 +57,23 @@ def to_device(
     rows: np.ndarray,
     batch_size: int,
     prefetch: int,
-    stages: Stages | None = None,
+    stages: StageTimes | None = None,
 ) -> Iterator[dict]:
-    """Yields global batches of `image`, `label`, `mask` and `seed`, `prefetch` of them on the
-    device ahead of use.
+    """Yields global batches of `image`, `label`, `mask` and `seed`.
 
-    `stages` is told of the time that the transfer takes.
+    Args:
+      batches: of this process, with `rows` of the global batch.
+      prefetch: number of batches on the device ahead of use.
+      stages: receives the time of the transfer.
     """
     batches = iter(batches)
     ready = collections.deque()
 
     def fill(count: int) -> None:
         for batch in itertools.islice(batches, count):
-            wanted = {name: batch[name] for name in ("image", "label", "mask", "seed")}
+            local = {name: batch[name] for name in ("image", "label", "mask", "seed")}
             with stages.time("transfer", len(rows)) if stages else contextlib.nullcontext():
-                ready.append(global_batch(wanted, mesh, rows, batch_size))
+                ready.append(global_batch(local, mesh, rows, batch_size))
 
     fill(prefetch)
     while ready:

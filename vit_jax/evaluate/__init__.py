@@ -1,1 +1,3 @@
-"""What is measured on a model. Evaluators receive batches and an apply function, and know no more."""
+"""What is measured on a model. suite.py opens the data and runs the evaluations of a config; the
+other modules receive batches and a compiled step, or features.
+"""

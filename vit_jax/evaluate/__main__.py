@@ -26,7 +26,8 @@ def evaluate(config) -> dict[str, float]:
     """Metrics of `config.evals` for the weights at `config.init_from`, whose own model is built."""
     if not config.init_from:
         raise UserError(
-            "config key init_from is empty: give the weights, as --config.init_from=WORKDIR_OR_FILE"
+            "config key init_from is empty: give the weights, such as "
+            "--config.init_from=WORKDIR_OR_FILE"
         )
     if not config.evals:
         raise UserError("config.evals is empty: the config file must have an entry in evals")
@@ -35,8 +36,8 @@ def evaluate(config) -> dict[str, float]:
     for key, value in config.model.items():
         if key not in free and value != default.model[key]:
             raise UserError(
-                f"config key model.{key} has no effect in evaluate: the weights say what the model "
-                "is, leave it out"
+                f"config key model.{key} has no effect in evaluate, which builds the model of the "
+                "weights: leave it out"
             )
     mesh = meshes.make_mesh(config.mesh)
     weights = pretrained.read(config.init_from, image_size=config.image_size or None)
@@ -47,17 +48,15 @@ def evaluate(config) -> dict[str, float]:
         config.image_size = model.image_size[0]
         if config.loss == default.loss and weights.loss:
             config.loss = weights.loss
-    # Labels of a hub describe classes in words, not as data sets name them: those weights go by
-    # number.
+    # Hugging Face labels are free text, so match classes by index.
     class_names = weights.class_names if weights.loss else ()
     opened = suite.open_all(config, mesh, class_names, model.num_classes)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_specs(params, mesh))
         scalars = suite.run(opened, suite.make_steps(config, model), params, lambda name: True)
-    if bad := [name for name, value in scalars.items() if not math.isfinite(value)]:
-        raise NegativeResult(
-            f"{bad[0]} of {config.init_from} is not finite: the weights are not sound"
-        )
+    for name, value in scalars.items():
+        if not math.isfinite(value):
+            raise NegativeResult(f"{name} of {config.init_from} is not finite: check the weights")
     return scalars
 
 

@@ -12,42 +12,40 @@ from vit_jax.models.classifier import normalize
 def make_eval_step(
     apply_fn: Callable, loss: str, num_classes: int, normalize: Callable = normalize
 ) -> Callable:
-    """Builds eval_step(params, batch) -> sums over the examples that count; those without any label
-    do not.
+    """Builds eval_step(params, batch) -> sums over the examples with mask 1 and at least one label.
 
-    Where `label` is a set, each of it is correct. `among`, bool [classes], says between which
-    classes the choice is.
+    If an example has several labels, each of them is correct. If the batch has `among`, bool
+    [classes], only these classes are predicted.
 
     Args:
       apply_fn: (params, image [batch, H, W, 3] float32) -> logits [batch, classes].
       loss: key of `losses.LOSSES`.
       num_classes: of the head.
-      normalize: uint8 images to what the model expects.
+      normalize: from uint8 images to the model's input.
     """
 
     def eval_step(params, batch) -> dict:
-        logits, target = (
-            apply_fn(params, normalize(batch["image"])),
-            losses.targets(batch["label"], num_classes),
-        )
+        logits = apply_fn(params, normalize(batch["image"]))
+        target = losses.targets(batch["label"], num_classes)
         mask = batch["mask"] * (target.sum(axis=-1) > 0)
-        considered = jnp.where(batch["among"], logits, -jnp.inf) if "among" in batch else logits
-        correct = jnp.take_along_axis(target, considered.argmax(-1)[:, None], axis=-1)[:, 0] * mask
-        loss_sum = losses.LOSSES[loss](logits, target) * mask
-        return dict(correct=correct.sum(), loss=loss_sum.sum(), count=mask.sum())
+        choices = logits
+        if "among" in batch:
+            choices = jnp.where(batch["among"], logits, -jnp.inf)
+        predicted = choices.argmax(-1)[:, None]
+        correct = jnp.take_along_axis(target, predicted, axis=-1)[:, 0] * mask
+        example_loss = losses.LOSSES[loss](logits, target) * mask
+        return dict(correct=correct.sum(), loss=example_loss.sum(), count=mask.sum())
 
     return eval_step
 
 
 def evaluate(eval_step: Callable, params, batches: Iterable[dict]) -> dict[str, float]:
-    """Runs over all batches; returns `top1` and `loss`, means over the `count` examples with mask
-    1.
-    """
+    """Runs over all batches; returns `top1` and `loss`, means over `count` examples."""
     return means([eval_step(params, batch) for batch in batches])
 
 
 def means(sums: Sequence[dict]) -> dict[str, float]:
-    """`top1`, `loss` and `count` of what eval_step gave for every batch."""
+    """`top1`, `loss` and `count` from the sums that eval_step returned for every batch."""
     total = {
         name: sum(float(part[name]) for part in jax.device_get(sums))
         for name in ("correct", "loss", "count")

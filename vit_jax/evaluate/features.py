@@ -1,4 +1,4 @@
-"""Frozen features of a whole split, on every host."""
+"""Computes the frozen features of a whole split; every host has all of them."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -20,37 +20,37 @@ class Features:
 
 
 def make_step(features_fn: Callable, normalize: Callable) -> Callable:
-    """Builds step(params, batch) -> (features float32 [batch, embed], label, mask), whole on every
-    device.
+    """Builds step(params, batch) -> (features float32 [batch, embed], label, mask), replicated on
+    all devices.
 
     Args:
       features_fn: (params, image [batch, H, W, 3] float32) -> features [batch, embed].
-      normalize: uint8 images to what the model expects.
+      normalize: from uint8 images to the model's input.
     """
 
     def step(params, batch):
         x = features_fn(params, normalize(batch["image"])).astype(jnp.float32)
-        return sharding.constrain(x, None, None), *(
-            sharding.constrain(batch[key], None) for key in ("label", "mask")
-        )
+        label = sharding.constrain(batch["label"], None)
+        mask = sharding.constrain(batch["mask"], None)
+        return sharding.constrain(x, None, None), label, mask
 
     return step
 
 
 def collect(step: Callable, params, batches: Iterable[dict]) -> Features:
-    """The features of all examples with mask 1, in their order.
-
-    Raises:
-      NegativeResult: some are not finite.
-    """
-    kept = []
+    """The features of all examples with mask 1, in their order."""
+    xs = []
+    labels = []
     for batch in batches:
         x, label, mask = jax.device_get(step(params, batch))
-        kept.append((x[mask > 0], label[mask > 0]))
-    found = Features(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
-    if bad := int((~np.isfinite(found.x).all(1)).sum()):
+        xs.append(x[mask > 0])
+        labels.append(label[mask > 0])
+    x = np.concatenate(xs)
+    num_bad = int((~np.isfinite(x).all(1)).sum())
+    if num_bad:
         raise NegativeResult(
-            f"the features of {bad} of {len(found.x)} images are not finite: the weights are not "
-            "sound"
+            f"the features of {num_bad} of {len(x)} images are not finite: check the weights"
         )
-    return found
+    if not len(x):
+        raise NegativeResult("none of the images of a split can be read: look at the data")
+    return Features(x, np.concatenate(labels))

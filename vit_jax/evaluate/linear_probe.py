@@ -1,9 +1,8 @@
-"""Linear probe: a logistic regression on frozen features by L-BFGS, its penalty chosen on a part
-held out of training.
+"""Linear probe: a logistic regression on frozen features, fitted by L-BFGS.
 
-Features are standardised. A tenth of the training examples is held out for the choice among
-`PENALTIES`, then all are trained on; arXiv 2103.00020 appendix A.3 goes about it alike. Every
-process does the same on one device of its own.
+Features are standardised. The penalty is chosen from `PENALTIES` on a tenth of the training
+examples, which is held out; then all examples are trained on. arXiv 2103.00020 appendix A.3 does
+the same. Every process computes it on one of its devices.
 """
 
 import functools
@@ -16,12 +15,11 @@ from jax.sharding import Mesh
 
 from vit_jax.evaluate.features import Features
 
-PENALTIES = tuple(
-    10.0**exponent for exponent in range(2, -7, -1)
-)  # of the mean loss, times half the squared norm;
-# the strongest of equals is taken
-HELD_OUT = 0.1
-STEPS = 200
+# Weights of half the squared norm, which is added to the mean loss; of equally good ones, the
+# largest is taken.
+PENALTIES = tuple(10.0**exponent for exponent in range(2, -7, -1))
+HELD_OUT = 0.1  # share of the training examples
+STEPS = 200  # of L-BFGS
 STD_EPSILON = 1e-5
 
 
@@ -38,9 +36,8 @@ def fit(x, y, num_classes: int, steps: int, l2, weight):
 
     def loss(params):
         w, b = params
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            jnp.dot(x, w, precision="highest") + b, y
-        )
+        logits = jnp.dot(x, w, precision="highest") + b
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
         return jnp.sum(losses * weight) / jnp.sum(weight) + 0.5 * l2 * jnp.sum(w**2)
 
     solver = optax.lbfgs()
@@ -62,29 +59,34 @@ def predict(params, x) -> np.ndarray:
 
 
 def held_out(count: int) -> np.ndarray:
-    """bool [count], a tenth of all examples."""
-    chosen = np.zeros(count, bool)
-    chosen[np.random.default_rng(0).permutation(count)[: max(1, round(HELD_OUT * count))]] = True
-    return chosen
+    """bool [count], which examples are held out, always the same."""
+    is_held_out = np.zeros(count, bool)
+    order = np.random.default_rng(0).permutation(count)
+    is_held_out[order[: max(1, round(HELD_OUT * count))]] = True
+    return is_held_out
 
 
 def evaluate(train: Features, test: Features, num_classes: int, settings) -> dict[str, float]:
-    """Accuracy `linear_probe`, and the penalty `l2` that was chosen for it."""
-    mean, std = train.x.mean(0, dtype=np.float64), train.x.std(0, dtype=np.float64) + STD_EPSILON
+    """Accuracy `linear_probe`, and the penalty `l2` that was chosen."""
+    mean = train.x.mean(0, dtype=np.float64)
+    std = train.x.std(0, dtype=np.float64) + STD_EPSILON
     out = held_out(len(train.x))
 
     def standardised(part: Features) -> jax.Array:
         return jnp.asarray(((part.x - mean) / std).astype(np.float32))
 
+    def accuracy(predicted: np.ndarray, label: np.ndarray) -> float:
+        return float((predicted == label).mean())
+
     with jax.set_mesh(Mesh(np.asarray(jax.local_devices()[:1]), ("device",))):
-        x, y = standardised(train), jnp.asarray(train.label)
+        x = standardised(train)
+        y = jnp.asarray(train.label)
 
-        def accuracy(l2: float) -> float:
+        def held_out_accuracy(l2: float) -> float:
             params = fit(x, y, num_classes, STEPS, l2, (~out).astype(np.float32))
-            return float((predict(params, x)[out] == train.label[out]).mean())
+            return accuracy(predict(params, x)[out], train.label[out])
 
-        best = max(PENALTIES, key=accuracy)
+        best = max(PENALTIES, key=held_out_accuracy)
         params = fit(x, y, num_classes, STEPS, best, np.ones(len(x), np.float32))
-        return dict(
-            linear_probe=float((predict(params, standardised(test)) == test.label).mean()), l2=best
-        )
+        predicted = predict(params, standardised(test))
+        return dict(linear_probe=accuracy(predicted, test.label), l2=best)

@@ -1,9 +1,8 @@
-"""The evaluations of a config: opened once, run on any parameters, inside of training and
-afterwards.
+"""The evaluations of a config: their data are opened once, then they run on any parameters, during
+training or afterwards.
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator
 
@@ -28,7 +27,7 @@ ON_FEATURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What is compiled: (params, batch) -> sums of the classification, or frozen features."""
+    """Compiled functions of (params, batch): sums of the classification, and frozen features."""
 
     classify: Callable
     features: Callable
@@ -36,21 +35,86 @@ class Steps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One split: `key` tells whether two are the same."""
+class Split:
+    """One split of a data set, ready to be read. Splits with the same key have the same batches."""
 
     key: tuple
     batches: Callable[[], Iterator[dict]]
+    num_classes: int
     num_examples: int
-    labels: Callable[[], np.ndarray]  # of all examples, which may take a scan
+    labels: Callable[[], np.ndarray]  # of all examples; may need a scan
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    settings: object  # of `config.evals`
-    num_classes: int
-    test: Part
-    train: Part | None  # of what learns from features
+    settings: object  # an entry of `config.evals`
+    test: Split
+    train: Split | None  # of evaluations that learn from features
+
+
+class Splits:
+    """Opens the splits of evaluations; what several evaluations read is opened and cached once."""
+
+    def __init__(self, config, mesh, class_names, num_classes: int, folder: epath.Path | None):
+        from vit_jax.data import eval_cache
+
+        self.config = config
+        self.mesh = mesh
+        self.class_names = class_names
+        self.num_classes = num_classes
+        self.folder = folder
+        self.cache = eval_cache.EvalCache(config.data.eval_cache_gib)
+        self.opened: dict[tuple, Split] = {}
+
+    def open(self, use: str, data, split: str, is_classified: bool) -> Split:
+        """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
+        from vit_jax.data.sources import open as sources
+
+        data_set = data.name or self.config.data.name
+        data_dir = data.data_dir or self.config.data.data_dir
+        size = data.batch_size or self.config.data.batch_size
+        decoding = (size, data.crop, data.get("fraction"), data.method)
+        key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
+        if key not in self.opened:
+            if data.rest:
+                source = sources.open_rest(self.config.data)
+            else:
+                source = sources.open_source(data_set, split, data_dir)
+            source = self.with_labels(source, use, is_classified)
+            batches = self.batches(use, data, source, size)
+            self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
+        return self.opened[key]
+
+    def with_labels(self, source, use: str, is_classified: bool):
+        """The source with labels as the evaluation needs them."""
+        from vit_jax.data.sources import source as source_module
+
+        if is_classified:
+            return source_module.with_classes(source, self.class_names, self.num_classes, use)
+        if source.set_size:
+            raise UserError(
+                f"{use} learns from features, for which an image must have one label, but its "
+                "images have several: choose other data"
+            )
+        return source
+
+    def batches(self, use: str, data, source, size: int) -> Callable[[], Iterator[dict]]:
+        """f() -> global batches on the mesh, from the start."""
+        from vit_jax.data import pipeline, to_device
+
+        config = self.config
+        rows = sharding.local_rows(self.mesh, size)
+        common = (config.image_size, config.data.on_corrupt, config.data.threads)
+        host = pipeline.eval_pipeline(data, source, rows, size, *common)
+        if self.folder is not None:
+            host.skipped.list_in(self.folder, use)
+        decoded = self.cache.batches(host)
+
+        def batches() -> Iterator[dict]:
+            prefetch = config.data.prefetch
+            return to_device.to_device(decoded(), self.mesh, rows, size, prefetch)
+
+        return batches
 
 
 def open_all(
@@ -59,57 +123,21 @@ def open_all(
     """Opens the data of every entry of `config.evals`.
 
     Args:
-      class_names, num_classes: of the model; those of a classification are matched with them.
-      folder: where examples that are skipped are listed.
+      class_names, num_classes: of the model; the classes of a classification are matched with them.
+      folder: where skipped examples are listed.
     """
-    from vit_jax.data import eval_cache, pipeline, to_device
-    from vit_jax.data.sources import open as sources
-    from vit_jax.data.sources import source
-
-    cache, parts = eval_cache.EvalCache(config.data.eval_cache_gib), {}
-
-    def batches(decoded, rows, size):
-        return to_device.to_device(decoded(), mesh, rows, size, config.data.prefetch)
-
-    def open_part(name: str, data, split: str, is_classified: bool) -> tuple[int, Part]:
-        where = data.name or config.data.name, data.data_dir or config.data.data_dir
-        size = data.batch_size or config.data.batch_size
-        if data.rest:
-            where = "data.rest", ""
-        key = (*where, split, size, data.crop, data.get("fraction"), data.method, is_classified)
-        if key in parts:
-            return parts[key]
-        examples = (
-            sources.open_rest(config.data)
-            if data.rest
-            else sources.open_source(where[0], split, where[1])
-        )
-        if is_classified:
-            examples = source.with_classes(examples, class_names, num_classes, f"evals.{name}")
-        rows = sharding.local_rows(mesh, size)
-        common = (config.image_size, config.data.on_corrupt, config.data.threads)
-        host = pipeline.eval_pipeline(data, examples, rows, size, *common)
-        if folder is not None:
-            host.bad.list_in(folder, f"evals.{name}")
-        if examples.set_size and not is_classified:
-            raise UserError(
-                f"evals.{name} learns from features, for which an image must have one label; those "
-                f"of {where[0]} have several: choose other data"
-            )
-        decoded = functools.partial(batches, cache.batches(host), rows, size)
-        found = Part(key, decoded, len(examples), examples.labels)
-        return parts.setdefault(key, (examples.num_classes, found))
-
+    splits = Splits(config, mesh, class_names, num_classes, folder)
     opened = {}
     for name, entry in config.evals.items():
+        use = f"evals.{name}"
         is_classified = entry.type in ON_BATCHES
-        classes, test = open_part(name, entry.data, entry.data.split, is_classified)
-        train = (
-            None if is_classified else open_part(name, entry.data, entry.data.train_split, False)[1]
-        )
+        test = splits.open(use, entry.data, entry.data.split, is_classified)
+        train = None
+        if not is_classified:
+            train = splits.open(use, entry.data, entry.data.train_split, False)
         if entry.type == "knn":
             knn.check(entry, train.num_examples)
-        opened[name] = Evaluation(entry, classes, test, train)
+        opened[name] = Evaluation(entry, test, train)
     return opened
 
 
@@ -123,11 +151,8 @@ def make_steps(config, model) -> Steps:
     classify = classification.make_eval_step(
         apply_fn, config.loss, model.num_classes, model.normalize
     )
-    return Steps(
-        jax.jit(classify),
-        jax.jit(features.make_step(features_fn, model.normalize)),
-        model.num_classes,
-    )
+    extract = features.make_step(features_fn, model.normalize)
+    return Steps(jax.jit(classify), jax.jit(extract), model.num_classes)
 
 
 def run(
@@ -137,32 +162,44 @@ def run(
     wanted: Callable[[str], bool],
     until: Callable = iter,
 ) -> dict[str, float]:
-    """Metrics "eval/NAME/top1" and so on for the evaluations that are wanted now; `until`: passes
-    their batches on.
+    """Runs evaluations and returns their metrics, "eval/NAME/top1" and so on.
+
+    Args:
+      wanted: f(name), whether to run an evaluation.
+      until: f(batches) -> batches; may end early, by an exception.
     """
-    scalars, held = {}, {}
+    collected: dict[tuple, features.Features] = {}
 
-    def batches_of(name: str, part: Part):
-        return until(watchdog.each(part.batches(), f"evaluation {name}"))
+    def batches_of(name: str, split: Split) -> Iterator[dict]:
+        return until(watchdog.each(split.batches(), f"evaluation {name}"))
 
-    def features_of(name: str, part: Part) -> features.Features:
-        if part.key not in held:
-            held[part.key] = features.collect(steps.features, params, batches_of(name, part))
-        return held[part.key]
+    def features_of(name: str, split: Split) -> features.Features:
+        if split.key not in collected:
+            batches = batches_of(name, split)
+            collected[split.key] = features.collect(steps.features, params, batches)
+        return collected[split.key]
 
+    scalars = {}
     for name in filter(wanted, opened):
-        one = opened[name]
-        if one.settings.type in ON_BATCHES:
-            given = batches_of(name, one.test)
-            if one.settings.among == "present":
-                among = np.isin(np.arange(steps.num_classes), one.test.labels())
-                given = (batch | dict(among=among) for batch in given)
-            result = ON_BATCHES[one.settings.type](steps.classify, params, given)
+        settings = opened[name].settings
+        test = opened[name].test
+        if settings.type in ON_BATCHES:
+            batches = batches_of(name, test)
+            if settings.among == "present":
+                batches = among_present(batches, test, steps.num_classes)
+            result = ON_BATCHES[settings.type](steps.classify, params, batches)
         else:
-            both = features_of(name, one.train), features_of(name, one.test)
-            result = ON_FEATURES[one.settings.type](*both, one.num_classes, one.settings)
+            train_features = features_of(name, opened[name].train)
+            test_features = features_of(name, test)
+            evaluate = ON_FEATURES[settings.type]
+            result = evaluate(train_features, test_features, test.num_classes, settings)
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
-        log.info(
-            "eval %s: %s", name, ", ".join(f"{key} {value:.6g}" for key, value in result.items())
-        )
+        text = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
+        log.info("eval %s: %s", name, text)
     return scalars
+
+
+def among_present(batches: Iterator[dict], split: Split, num_classes: int) -> Iterator[dict]:
+    """Adds `among`, bool [num_classes]: the classes that occur in the split."""
+    among = np.isin(np.arange(num_classes), split.labels())
+    return (batch | dict(among=among) for batch in batches)

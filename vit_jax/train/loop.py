@@ -97,7 +97,7 @@ def open_pipeline(experiment: Experiment, source, folder: epath.Path):
     config = experiment.config
     rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
     host = pipeline.train_pipeline(config, source, rows, experiment.total_steps)
-    host.bad.list_in(folder, "train")
+    host.skipped.list_in(folder, "train")
     return host
 
 
@@ -217,7 +217,7 @@ class Loop:
         if not due(number, self.experiment.config.log_every, self.total_steps):
             return {}
         scalars = self.timer.report() | self.check(number, step_metrics)
-        scalars["data/skipped"] = len(self.pipeline.bad)
+        scalars["data/skipped"] = len(self.pipeline.skipped)
         self.bar.report(number, scalars)
         slow = self.pipeline.stages.warning(scalars["perf/data_wait"], self.pipeline.threads)
         if slow:

@@ -1,4 +1,4 @@
-"""Random erasing."""
+"""Random erasing on the device, after normalisation."""
 
 import math
 
@@ -7,41 +7,42 @@ import jax.numpy as jnp
 
 
 def inside(box, height: int, width: int):
-    """bool [H, W], where a pixel lies in the box (top, bottom, left, right)."""
+    """bool [H, W], whether a pixel is inside the box (top, bottom, left, right)."""
     top, bottom, left, right = box
-    row, column = jnp.arange(height)[:, None], jnp.arange(width)
+    row = jnp.arange(height)[:, None]
+    column = jnp.arange(width)
     return (row >= top) & (row < bottom) & (column >= left) & (column < right)
 
 
 def erased_box(key, probability: float, height: int, width: int):
-    """The box (top, bottom, left, right) to erase, empty with probability 1 - `probability`, as
-    timm draws it.
+    """The box (top, bottom, left, right) to erase; empty with probability 1 - `probability`.
 
-    Its share of the area is uniform in [0.02, 1/3] and the logarithm of its aspect ratio in [log
-    0.3, -log 0.3]; of 10 such boxes, the first counts that is less high and less wide than the
-    image.
+    As in timm, its share of the area is uniform in [0.02, 1/3], and the logarithm of its aspect
+    ratio is uniform in [log 0.3, -log 0.3]. Of 10 such boxes, the first is used that is smaller
+    than the image in both directions.
     """
-    box_key, place_key, happens_key = jax.random.split(key, 3)
+    box_key, corner_key, erases_key = jax.random.split(key, 3)
     area, aspect = jax.random.uniform(box_key, [2, 10])
     area = (0.02 + (1 / 3 - 0.02) * area) * (height * width)
     aspect = jnp.exp(math.log(0.3) * (1 - 2 * aspect))
-    heights, widths = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
+    heights = jnp.round(jnp.sqrt(area * aspect))
+    widths = jnp.round(jnp.sqrt(area / aspect))
     fits = (heights < height) & (widths < width)
     first = fits.argmax()
-    happens = jax.random.bernoulli(happens_key, probability) & fits[first]
-    size = jnp.where(happens, jnp.stack([heights[first], widths[first]]), 0).astype(jnp.int32)
-    top, left = jax.random.randint(place_key, [2], 0, jnp.array([height, width]) - size + 1)
+    erases = jax.random.bernoulli(erases_key, probability) & fits[first]
+    size = jnp.where(erases, jnp.stack([heights[first], widths[first]]), 0).astype(jnp.int32)
+    top, left = jax.random.randint(corner_key, [2], 0, jnp.array([height, width]) - size + 1)
     return top, top + size[0], left, left + size[1]
 
 
 def erase(key, image, probability: float):
-    """Random erasing (arXiv 1708.04896) as DeiT uses timm's: one rectangle becomes standard normal
-    noise per pixel.
+    """Random erasing (arXiv 1708.04896) with timm's settings for DeiT: one rectangle is replaced by
+    standard normal noise per pixel.
 
     Args:
-      key: PRNG keys [batch]; what happens to an image depends on its own key only.
+      key: PRNG keys [batch]; the result for an image depends on its own key only.
       image: [batch, H, W, C] float, normalised.
-      probability: the share of images that lose a rectangle.
+      probability: of erasing a rectangle of an image.
     """
 
     def one(key, image):

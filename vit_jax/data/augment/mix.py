@@ -1,16 +1,9 @@
-"""What happens to images on the device: normalisation, mirroring, erasing and mixing."""
+"""mixup and CutMix on the device: images and labels are mixed with those of the row before."""
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.data.augment import erase
-
-
-def smooth(label, share: float):
-    """Takes `share` of each label [batch, classes] and gives it to all classes alike (arXiv
-    1512.00567 section 7).
-    """
-    return label * (1.0 - share) + share / label.shape[-1] if share else label
 
 
 def mix(x, lam):
@@ -19,18 +12,18 @@ def mix(x, lam):
 
 
 def mixup(key, alpha: float, image, label, mask):
-    """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch, partner is the row
-    before.
+    """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch; the partner of an
+    image is the row before.
 
-    timm doesn't ask for lambda >= 1/2. As pairs are made without regard to their order, the
-    mixtures are as likely.
+    timm does not require lambda >= 1/2. As the order of a pair is random, the distribution of the
+    mixtures is the same.
 
     Args:
       key: PRNG key of the step.
       alpha: both parameters of the Beta distribution.
       image: [batch, H, W, 3] float.
       label: [batch, classes] float.
-      mask: [batch]; a pair counts only when both images do.
+      mask: [batch]; a pair counts only if both images do.
 
     Returns:
       (image, label, mask) of the same shapes.
@@ -41,15 +34,16 @@ def mixup(key, alpha: float, image, label, mask):
 
 
 def cut_box(key, lam, height: int, width: int):
-    """The box (top, bottom, left, right) that CutMix replaces: share 1 - lam of each image, cut at
-    its border.
+    """The box (top, bottom, left, right) that CutMix replaces: a share of 1 - lam of each image,
+    clipped at its border.
 
-    As in timm the sides are whole even numbers, and the centre is a pixel drawn uniformly.
+    As in timm, the sides are even numbers of pixels, and the centre is a pixel drawn uniformly.
     """
     size = jnp.array([height, width])
     half = (size * jnp.sqrt(1.0 - lam)).astype(jnp.int32) // 2
     centre = jax.random.randint(key, [2], 0, size)
-    (top, left), (bottom, right) = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, size)
+    top, left = jnp.maximum(centre - half, 0)
+    bottom, right = jnp.minimum(centre + half, size)
     return top, bottom, left, right
 
 
@@ -57,30 +51,35 @@ def cutmix(key, alpha: float, image, label, mask):
     """CutMix (arXiv 1905.04899) as in timm: one box per batch, filled from the partner, which is
     the row before.
 
-    Labels are mixed by the area that the box really has. Arguments and results as for `mixup`.
+    Labels are mixed by the area of the clipped box. Arguments and results as for `mixup`.
     """
     lam_key, box_key = jax.random.split(key)
     height, width = image.shape[1:3]
-    cut = erase.inside(
-        cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width), height, width
-    )
+    box = cut_box(box_key, jax.random.beta(lam_key, alpha, alpha), height, width)
+    cut = erase.inside(box, height, width)
     image = jnp.where(cut[:, :, None], jnp.roll(image, 1, axis=0), image)
     return image, mix(label, 1.0 - cut.mean()), mask * jnp.roll(mask, 1)
 
 
 def mix_batch(key, image, label, mask, mixup_alpha: float, cutmix_alpha: float):
-    """mixup or CutMix, by a coin per batch where both parameters are above 0, as in DeiT; nothing
-    where both are 0.
+    """mixup or CutMix. If both parameters are above 0, each has probability 0.5 for a batch, as in
+    DeiT; if both are 0, nothing changes.
 
     Arguments and results as for `mixup`.
     """
+    if not mixup_alpha and not cutmix_alpha:
+        return image, label, mask
     if not cutmix_alpha:
-        return mixup(key, mixup_alpha, image, label, mask) if mixup_alpha else (image, label, mask)
+        return mixup(key, mixup_alpha, image, label, mask)
     if not mixup_alpha:
         return cutmix(key, cutmix_alpha, image, label, mask)
     coin_key, key = jax.random.split(key)
-    ways = [
-        lambda *batch: mixup(key, mixup_alpha, *batch),
-        lambda *batch: cutmix(key, cutmix_alpha, *batch),
-    ]
-    return jax.lax.cond(jax.random.bernoulli(coin_key), *ways, image, label, mask)
+
+    def by_mixup(*batch):
+        return mixup(key, mixup_alpha, *batch)
+
+    def by_cutmix(*batch):
+        return cutmix(key, cutmix_alpha, *batch)
+
+    coin = jax.random.bernoulli(coin_key)
+    return jax.lax.cond(coin, by_mixup, by_cutmix, image, label, mask)

@@ -1,16 +1,17 @@
 """RandAugment (arXiv 1909.13719) by big_vision's definition (pp/autoaugment.py), for a batch on the
 device.
 
-Every operation takes and returns uint8 [batch, H, W, 3]. A layer applies all of them to all images
-and selects: there is no control flow that depends on data, so a step always costs the same and a
-batch may be split over devices. Made for that: rotation, shear and translation by either sign are
-ten gathers whose indices all images share (on a TPU a gather costs per index, not per image), and
+Every operation takes and returns uint8 [batch, H, W, 3]. On accelerators, a layer applies all of
+them to all images and selects. No control flow depends on data, so that a step always costs the
+same and a batch may be split over devices. Rotation, shear and translation in both directions are
+ten gathers whose indices all images share (on a TPU a gather costs per index, not per image);
 everything else is arithmetic that XLA fuses.
 
-The results are the same on every platform, bit by bit: what is truncated to uint8 is rounded to
-float32 as it was for the published results, and never by a fused multiply-add, which some compilers
-make of a * b + c. Two exceptions: the grey of `color` is one level off for 194 of the 2 ** 24
-colours, and a pixel whose source lies half-way between two pixels may come from the other one.
+The results are the same on every platform, bit for bit: before the truncation to uint8, values are
+rounded to float32 as in the published results, never by a fused multiply-add, which some compilers
+make of a * b + c. There are two exceptions: the grey of `color` differs by one level for 194 of the
+2 ** 24 colours, and a pixel whose source lies half-way between two pixels may come from the other
+one.
 """
 
 import functools
@@ -23,8 +24,8 @@ import numpy as np
 
 from vit_jax.distributed import hardware
 
-GREY = 128  # fills what an operation leaves empty
-LARGE = 1e6  # above every product of a factor and a pixel
+GREY = 128  # fills pixels whose source lies outside of the image
+LARGE = 1e6  # larger than every product of a factor and a pixel
 
 
 def as_uint8(x):
@@ -33,53 +34,51 @@ def as_uint8(x):
 
 
 def product(a, b):
-    """a * b, rounded: the minimum changes nothing but keeps compilers from fusing it with a sum."""
+    """a * b, rounded: the minimum does not change it, but keeps compilers from fusing it with a
+    sum.
+    """
     return jnp.minimum(a * b, LARGE)
 
 
 def blend(base, image, factor: float):
-    """`base` at factor 0, `image` at 1, and beyond it (away from `base`) above 1."""
-    base, image = jnp.asarray(base, jnp.float32), image.astype(jnp.float32)
+    """`base` at factor 0, `image` at 1, and extrapolated (away from `base`) above 1."""
+    base = jnp.asarray(base, jnp.float32)
+    image = image.astype(jnp.float32)
     return as_uint8(base + product(np.float32(factor), image - base))
 
 
 def autocontrast(image):
-    """Stretches each channel to the full range 0 to 255; a constant channel stays."""
-    low, high = (
-        image.min((1, 2), keepdims=True),
-        image.max((1, 2), keepdims=True),
-    )  # [batch, 1, 1, 3]
-    scales = jnp.asarray(
-        255 / np.maximum(np.arange(256), 1), jnp.float32
-    )  # as table: not all devices divide exactly
-    scale = scales[high - low]
-    stretched = as_uint8(
-        product(image.astype(jnp.float32), scale) - product(low.astype(jnp.float32), scale)
-    )
+    """Stretches each channel to the full range 0 to 255; a constant channel is unchanged."""
+    low = image.min((1, 2), keepdims=True)  # [batch, 1, 1, 3]
+    high = image.max((1, 2), keepdims=True)
+    # From a table, because division is not exact on all devices.
+    scale = jnp.asarray(255 / np.maximum(np.arange(256), 1), jnp.float32)[high - low]
+    offset = product(low.astype(jnp.float32), scale)
+    stretched = as_uint8(product(image.astype(jnp.float32), scale) - offset)
     return jnp.where(high > low, stretched, image)
 
 
 def equalize(image):
-    """Gives each channel a flat histogram, by Pillow's integer rule; stays where there are too few
-    pixels for it.
+    """Gives each channel a flat histogram, by Pillow's integer rule; a channel with too few pixels
+    for it is unchanged.
     """
     value = image.reshape(len(image), -1, 3).swapaxes(1, 2)  # [batch, 3, pixels]
     counts = hardware.multiply_or_index(histogram_by_matmul, histogram_by_scatter, value)
-    table = flattening(counts)
+    table = equalization(counts)
     value = hardware.multiply_or_index(lookup_by_matmul, lookup_by_gather, value, table)
     return value.astype(jnp.uint8).swapaxes(1, 2).reshape(image.shape)
 
 
-def flattening(counts):
-    """The new value of each old one: how often it occurs, int32 [batch, 3, 256] -> int32 [batch, 3,
+def equalization(counts):
+    """The new value of each old value, int32 [batch, 3, 256], from the histogram, int32 [batch, 3,
     256].
     """
-    total, seen = counts.sum(-1, keepdims=True), counts.cumsum(-1)
-    brightest = jnp.where(seen == total, counts, 0).max(
-        -1, keepdims=True
-    )  # what comes after it occurs 0 times
+    total = counts.sum(-1, keepdims=True)
+    cumulative = counts.cumsum(-1)
+    # The count of the brightest value that occurs; those above it are 0.
+    brightest = jnp.where(cumulative == total, counts, 0).max(-1, keepdims=True)
     step = (total - brightest) // 255
-    table = (seen - counts + step // 2) // jnp.maximum(step, 1)
+    table = (cumulative - counts + step // 2) // jnp.maximum(step, 1)
     return jnp.where(step > 0, jnp.minimum(table, 255), jnp.arange(256))
 
 
@@ -88,12 +87,13 @@ def nibbles(value):
     [batch, 3, 16, pixels].
     """
     cells = jnp.arange(16, dtype=jnp.uint8)[:, None]
-    high, low = value[:, :, None] >> 4, value[:, :, None] & 15
-    return (high == cells).astype(jnp.float32), (low == cells).astype(jnp.float32)
+    high = (value[:, :, None] >> 4) == cells
+    low = (value[:, :, None] & 15) == cells
+    return high.astype(jnp.float32), low.astype(jnp.float32)
 
 
 def histogram_by_matmul(value):
-    """How often each value occurs: uint8 [batch, 3, pixels] -> int32 [batch, 3, 256]. Exact, also
+    """How often each value occurs: uint8 [batch, 3, pixels] -> int32 [batch, 3, 256]. Exact, even
     in bfloat16.
     """
     counts = jnp.einsum("bchn,bcln->bchl", *nibbles(value), preferred_element_type=jnp.float32)
@@ -107,7 +107,7 @@ def histogram_by_scatter(value):
 
 
 def lookup_by_matmul(value, table):
-    """table[value]: uint8 [batch, 3, pixels], ints below 256 [batch, 3, 256] -> int32. Exact, also
+    """table[value]: uint8 [batch, 3, pixels], ints below 256 [batch, 3, 256] -> int32. Exact, even
     in bfloat16.
     """
     high, low = nibbles(value)
@@ -127,15 +127,15 @@ def invert(image):
 
 
 def posterize(image, bits: int):
-    """Keeps the upper bits of each pixel, at least one. More than 8 keep one too: the shift wraps
-    round in uint8.
+    """Keeps the upper bits of each pixel, at least one. `bits` above 8 keep one, too: the shift
+    wraps around in uint8.
     """
     return image & (255 << min((8 - bits) % 256, 7) & 255)
 
 
 def solarize(image, threshold: int):
-    """Inverts the pixels from `threshold` on. It is a uint8: 256 (magnitude 10) acts as 0 and
-    inverts them all.
+    """Inverts the pixels from `threshold` on. The threshold is a uint8: 256 (magnitude 10) acts as
+    0 and inverts all.
     """
     return jnp.where(image < threshold % 256, image, 255 - image)
 
@@ -160,8 +160,8 @@ def color(image, factor: float):
 
 
 def contrast(image, factor: float):
-    """Blends from one grey: H * W / 256 up to 255. The definition takes this for the mean, and so
-    do we.
+    """Blends from one grey: H * W / 256, at most 255. big_vision takes this for the mean, and so do
+    we.
     """
     return blend(min(image.shape[1] * image.shape[2] // 256, 255), image, factor)
 
@@ -174,8 +174,8 @@ def brightness(image, factor: float):
 def add_product(total, weight: float, pixel):
     """total + weight * pixel, rounded once to float32, on every device.
 
-    With 12 bits each, both parts of the weight have exact products. `error` is what the first sum
-    lost (Knuth, TAOCP volume 2, 4.2.2), and its sum with the smaller product is exact, too.
+    With 12 bits each, both parts of the weight have exact products. `error` is the rounding error
+    of the first sum (Knuth, TAOCP volume 2, 4.2.2); its sum with the smaller product is exact, too.
     """
     high = np.float32(np.float16(weight))
     low = np.float32(weight) - high
@@ -189,9 +189,8 @@ def add_product(total, weight: float, pixel):
 def smoothed(image):
     """A 3 x 3 mean with weight 5 in the centre, truncated to uint8.
 
-    The sum is rounded to float32 after every fused multiply-add, in row-major order, as the
-    convolution of the
-    published results did it: before the truncation the last bit counts.
+    The sum is rounded to float32 after every fused multiply-add, in row-major order, like the
+    convolution of the published results: the last bit matters for the truncation.
     """
     height, width = image.shape[1:3]
     padded = jnp.pad(image, [(0, 0), (1, 1), (1, 1), (0, 0)]).astype(jnp.float32)
@@ -204,7 +203,7 @@ def smoothed(image):
 
 
 def sharpness(image, factor: float):
-    """Blends from the smoothed image; the border of one pixel stays."""
+    """Blends from the smoothed image; the border of one pixel is unchanged."""
     row, column = np.arange(image.shape[1])[:, None, None], np.arange(image.shape[2])[None, :, None]
     inside = (row > 0) & (row < image.shape[1] - 1) & (column > 0) & (column < image.shape[2] - 1)
     return blend(jnp.where(inside, smoothed(image), image), image, factor)
@@ -222,54 +221,48 @@ def unpack(packed):
 
 
 def project(packed, matrix):
-    """Pixel (x, y) becomes the one nearest to (a x + b y + c, d x + e y + f), or grey; matrix: a,
-    b, c, d, e, f.
+    """Pixel (x, y) of the result is the one nearest to (a x + b y + c, d x + e y + f), or grey.
 
-    int32 [batch, H, W] in and out. The matrix consists of numbers: all images share the indices.
+    Args:
+      packed: int32 [batch, H, W], as the result.
+      matrix: numbers a, b, c, d, e, f, so that all images share the indices.
     """
     height, width = packed.shape[1:]
     a, b, c, d, e, f = np.asarray(matrix, np.float32)
-    x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]
-    column = jax.lax.round(jnp.asarray(a * x) + jnp.asarray(b * y) + c).astype(
-        jnp.int32
-    )  # [H, W], halves away from 0
-    row = jax.lax.round(jnp.asarray(d * x) + jnp.asarray(e * y) + f).astype(jnp.int32)
+    x = np.arange(width, dtype=np.float32)
+    y = np.arange(height, dtype=np.float32)[:, None]
+
+    def nearest(by_x, by_y, offset):  # int32 [H, W]; halves are rounded away from 0
+        return jax.lax.round(jnp.asarray(by_x) + jnp.asarray(by_y) + offset).astype(jnp.int32)
+
+    column = nearest(a * x, b * y, c)
+    row = nearest(d * x, e * y, f)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = jnp.where(inside, row * width + column, 0).reshape(-1)
-    moved = jnp.take(packed.reshape(len(packed), -1), source, axis=1, mode="clip").reshape(
-        packed.shape
-    )
-    return jnp.where(inside, moved, GREY * 0x010101)
+    moved = jnp.take(packed.reshape(len(packed), -1), source, axis=1, mode="clip")
+    return jnp.where(inside, moved.reshape(packed.shape), GREY * 0x010101)
 
 
 def rotation(degrees: float, height: int, width: int):
-    """The matrix that turns counter-clockwise about the centre, in float32."""
+    """The matrix that rotates counter-clockwise about the centre, in float32."""
     angle = np.float32(degrees) * np.float32(math.pi / 180)
-    cos, sin, height, width = (
-        np.cos(angle),
-        np.sin(angle),
-        np.float32(height - 1),
-        np.float32(width - 1),
-    )
-    return (
-        cos,
-        -sin,
-        (width - (cos * width - sin * height)) / 2,
-        sin,
-        cos,
-        (height - (sin * width + cos * height)) / 2,
-    )
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    right = np.float32(width - 1)
+    bottom = np.float32(height - 1)
+    offset_x = (right - (cos * right - sin * bottom)) / 2
+    offset_y = (bottom - (sin * right + cos * bottom)) / 2
+    return cos, -sin, offset_x, sin, cos, offset_y
 
 
 def cutout(image, half: int, centre):
-    """Greys the square of side 2 * half around `centre`, int32 [batch, 2], cut at the border (arXiv
-    1708.04552).
+    """Greys the square of side 2 * half around `centre`, int32 [batch, 2], clipped at the border
+    (arXiv 1708.04552).
     """
-    row, column = (
-        jnp.arange(image.shape[1])[:, None, None],
-        jnp.arange(image.shape[2])[None, :, None],
-    )
-    y, x = centre[:, 0, None, None, None], centre[:, 1, None, None, None]
+    row = jnp.arange(image.shape[1])[:, None, None]
+    column = jnp.arange(image.shape[2])[None, :, None]
+    y = centre[:, 0, None, None, None]
+    x = centre[:, 1, None, None, None]
     inside = (row >= y - half) & (row < y + half) & (column >= x - half) & (column < x + half)
     return jnp.where(inside, jnp.uint8(GREY), image)
 
@@ -279,24 +272,17 @@ def enhance(m: float) -> float:
     return m / 10 * 1.8 + 0.1
 
 
-# Name -> f(magnitude, height, width), the matrix. Shears and translations by a positive amount move
-# to the left and up.
+# Name -> f(magnitude, height, width) -> matrix. Positive shears and translations move to the left
+# and up. Translations are in pixels, whatever the size of the image.
 MATRICES: dict[str, Callable] = {
     "Rotate": lambda m, height, width: rotation(m / 10 * 30, height, width),
     "ShearX": lambda m, height, width: (1, m / 10 * 0.3, 0, 0, 1, 0),
     "ShearY": lambda m, height, width: (1, 0, 0, m / 10 * 0.3, 1, 0),
-    "TranslateX": lambda m, height, width: (
-        1,
-        0,
-        m / 10 * 100,
-        0,
-        1,
-        0,
-    ),  # pixels, whatever the size of the image
+    "TranslateX": lambda m, height, width: (1, 0, m / 10 * 100, 0, 1, 0),
     "TranslateY": lambda m, height, width: (1, 0, 0, 0, 1, m / 10 * 100),
 }
 
-# Name -> f(image, magnitude, centre), the other operations.
+# Name -> f(image, magnitude, centre) -> image, the other operations.
 POINTWISE: dict[str, Callable] = {
     "AutoContrast": lambda image, m, centre: autocontrast(image),
     "Equalize": lambda image, m, centre: equalize(image),
@@ -311,11 +297,11 @@ POINTWISE: dict[str, Callable] = {
     "SolarizeAdd": lambda image, m, centre: solarize_add(image, int(m / 10 * 110)),
 }
 
-OPS = tuple(MATRICES | POINTWISE)  # what RandAugment chooses from; `op` below is a position in it
+OPS = tuple(MATRICES | POINTWISE)  # RandAugment chooses from these; `op` below is a position here
 
 
 def all_at_once(image, op, negative, centre, m: float):
-    """`operate` by applying everything to all images: the cheapest way where kernels are wide."""
+    """`operate` by applying every operation to all images: fastest on accelerators."""
     packed = out = pack(image)
     for index, matrix in enumerate(MATRICES.values()):
         for sign in (1, -1):
@@ -329,22 +315,19 @@ def all_at_once(image, op, negative, centre, m: float):
 
 
 def one_by_one(image, op, negative, centre, m: float):
-    """`operate` by a loop over images, which applies to each only what was chosen: the cheapest way
-    on a CPU.
-    """
+    """`operate` by a loop over images, each with its own operation only: fastest on a CPU."""
 
     def one(args):
         image, op, negative, centre = (x[None] for x in args)
 
         def moved(matrix, image):
-            there, back = matrix(m, *image.shape[1:3]), matrix(-m, *image.shape[1:3])
-            projections = (lambda x: project(x, back)), (lambda x: project(x, there))
-            return unpack(jax.lax.cond(negative[0], *projections, pack(image)))
+            forth = functools.partial(project, matrix=matrix(m, *image.shape[1:3]))
+            back = functools.partial(project, matrix=matrix(-m, *image.shape[1:3]))
+            return unpack(jax.lax.cond(negative[0], back, forth, pack(image)))
 
         branches = [functools.partial(moved, matrix) for matrix in MATRICES.values()]
-        branches += [
-            lambda x, function=function: function(x, m, centre) for function in POINTWISE.values()
-        ]
+        for function in POINTWISE.values():
+            branches.append(functools.partial(function, m=m, centre=centre))
         return jax.lax.switch(op[0], branches, image)[0]
 
     return jax.lax.map(one, (image, op, negative, centre))
@@ -360,12 +343,13 @@ def operate(image, op, negative, centre, m: float):
       centre: int32 [batch, 2], (row, column) for Cutout.
       m: magnitude.
     """
-    ways = (functools.partial(way, m=m) for way in (one_by_one, all_at_once))
-    return hardware.branch_or_select(*ways, image, op, negative, centre)
+    branch = functools.partial(one_by_one, m=m)
+    select = functools.partial(all_at_once, m=m)
+    return hardware.branch_or_select(branch, select, image, op, negative, centre)
 
 
 def choose(key, height: int, width: int):
-    """What chance decides in one layer: op, negative and centre of `operate` for keys [batch]."""
+    """Random choices of one layer: op, negative and centre of `operate` for keys [batch]."""
     uniform = jax.vmap(lambda key: jax.random.uniform(key, [4]))(key)
     scaled = (uniform * jnp.array([len(OPS), 2, height, width])).astype(jnp.int32)
     return scaled[:, 0], scaled[:, 1] == 1, scaled[:, 2:]
@@ -374,12 +358,12 @@ def choose(key, height: int, width: int):
 def randaugment(key, image, num_layers: int, magnitude: float):
     """Applies `num_layers` operations, each drawn uniformly from `OPS` and always applied.
 
-    The definition also draws a probability per operation, but never uses it.
+    big_vision also draws a probability per operation, but never uses it.
 
     Args:
-      key: PRNG keys [batch]; what happens to an image depends on its own key only.
+      key: PRNG keys [batch]; the result for an image depends on its own key only.
       image: uint8 [batch, H, W, 3].
-      num_layers: N of the paper, mostly 1 to 3.
+      num_layers: N of the paper, usually 1 to 3.
       magnitude: M of the paper, 0 to 30; one for all operations.
 
     Returns:

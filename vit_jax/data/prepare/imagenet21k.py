@@ -1,7 +1,7 @@
-"""ImageNet-21k as it is published: a folder with one tar per class, named after its WordNet id.
+"""Lists ImageNet-21k as it is published: a folder with one tar per class, named by its WordNet id.
 
 Labels are those of the published 21,843-way heads: positions in Google's sorted list of WordNet
-ids, which is that of the fall 2011 release and two classes that have no images.
+ids, which are the classes of the fall 2011 release and two that have no images.
 """
 
 import concurrent.futures
@@ -21,147 +21,140 @@ log = logging.getLogger("vit_jax.data.prepare")
 IDS = pathlib.Path(__file__).parent / "imagenet21k_wordnet_ids.txt"
 NUM_CLASSES = 21_843
 WITHOUT_IMAGES = ("n03931044", "n09859684")  # in Google's list, and in no release
-# Release -> (classes, images), as image-net.org states them.
+# Release -> (classes, images), as stated by image-net.org.
 RELEASES = {"fall 2011": (21_841, 14_197_122), "winter 2021": (19_167, 13_153_500)}
-READERS = 16  # tars indexed at a time: on a store or a slow disk every header costs a request
+READERS = 16  # tars indexed at a time; on a store or a slow disk, every header costs a request
 
 
 @functools.cache
 def ids() -> tuple[str, ...]:
-    """The WordNet ids of all classes, in the order of their numbers."""
+    """The WordNet ids of all classes, in the order of their labels."""
     return tuple(IDS.read_text().split())
 
 
 def some(names) -> str:
-    """The first few of many names."""
+    """The first three of many names."""
     names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    text = ", ".join(names[:3])
+    if len(names) > 3:
+        text += f" and {len(names) - 3:,} more"
+    return text
 
 
 def members(path: str) -> list[tuple[str, int, int]]:
-    """(name, position, length) of the images in a tar; `tars.members` says what is wrong with it."""
+    """(name, position, length) of the images in a tar; `tars.members` raises if it is damaged."""
     return [member for member in tars.members(path) if member[0].lower().endswith(SUFFIXES)]
 
 
 def scan_tar(path: str) -> tuple[list[bytes], np.ndarray, str]:
-    """(names, spans int64 [images, 2], what is wrong or "") of a tar."""
+    """(names, spans int64 [images, 2], error or "") of a tar."""
     try:
-        found = members(path)
+        images = members(path)
     except UserError as error:
         return [], np.empty((0, 2), np.int64), str(error)
-    spans = np.asarray([span for _, *span in found], np.int64).reshape(-1, 2)
-    return [os.fsencode(os.path.basename(name)) for name, *_ in found], spans, ""
+    names = [os.fsencode(os.path.basename(name)) for name, *_ in images]
+    spans = np.asarray([span for _, *span in images], np.int64).reshape(-1, 2)
+    return names, spans, ""
 
 
 def scan(folder: str, paths: list[str]) -> dict[str, np.ndarray]:
-    """The index of all tars; 14 million images take some minutes.
-
-    Raises:
-      UserError: tars are damaged; names them.
-    """
+    """The index of all tars; 14 million images take some minutes."""
     stamps = [storage.stamp(path) for path in paths]
-    parts, bad = [], []
+    name_bytes = []
+    name_ends = []
+    spans = []
+    errors = []
+    start = 0
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for number, (names, spans, problem) in enumerate(pool.map(scan_tar, paths), 1):
-            ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-            parts.append((np.frombuffer(b"".join(names), np.uint8), ends, spans))
-            bad += [problem] if problem else []
+        for number, (names, tar_spans, error) in enumerate(pool.map(scan_tar, paths), 1):
+            ends = start + np.cumsum([len(name) for name in names], dtype=np.int64)
+            name_bytes.append(np.frombuffer(b"".join(names), np.uint8))
+            name_ends.append(ends)
+            spans.append(tar_spans)
+            start += len(name_bytes[-1])
+            if error:
+                errors.append(error)
             if number % 1000 == 0:
                 log.info("indexed %d of %d tars", number, len(paths))
-    if bad:
+    if errors:
         raise UserError(
-            f"{len(bad)} of the {len(paths)} tars in {folder} are damaged: {'; '.join(bad[:3])}"
+            f"{len(errors)} of the {len(paths)} tars in {folder} are damaged: "
+            f"{'; '.join(errors[:3])}"
         )
-    starts = np.cumsum([0, *(len(part[0]) for part in parts)])
+    strings = index_cache.Strings(np.concatenate(name_bytes), np.concatenate(name_ends))
     return dict(
         stamps=np.asarray(stamps, np.int64),
-        counts=np.asarray([len(part[1]) for part in parts], np.int64),
-        spans=np.concatenate([part[2] for part in parts]),
-        **index_cache.Strings(
-            np.concatenate([part[0] for part in parts]),
-            np.concatenate([part[1] + start for part, start in zip(parts, starts, strict=False)]),
-        ).arrays("names"),
+        counts=np.asarray([len(ends) for ends in name_ends], np.int64),
+        spans=np.concatenate(spans),
+        **strings.arrays("names"),
     )
 
 
 def find(folder: str) -> tuple[str, list[str]]:
-    """(absolute folder, paths of its tars, sorted).
-
-    Raises:
-      UserError: there are none.
-    """
+    """(absolute folder, paths of its tars, sorted)."""
     folder = storage.absolute(folder)
     storage.must_exist(folder, "folder", "correct --from")
     names = next(storage.walk(folder))[2] if storage.is_folder(folder) else []
-    found = [f"{folder}/{name}" for name in names if name.endswith(".tar")]
-    if not found:
+    paths = [f"{folder}/{name}" for name in names if name.endswith(".tar")]
+    if not paths:
         raise UserError(
-            f"{folder} holds no tars named as n01440764.tar: give the folder that does as --from"
+            f"{folder} has no tars with names such as n01440764.tar: give the folder that has them "
+            "as --from"
         )
-    return folder, found
+    return folder, paths
 
 
 def release_of(folder: str, counts: dict[str, int], partial: bool) -> str:
-    """Which release the tars are, "partial" where they are none.
+    """Which release the tars are, or "partial", which is an error unless the user asks for it.
 
     Args:
       counts: number of images by the name of the tar.
-
-    Raises:
-      NegativeResult: they are none, and that is not wanted.
     """
     unknown = sorted(counts.keys() - set(ids()))
     empty = [name for name, count in counts.items() if not count]
-    size = (
-        len(counts) - len(unknown),
-        sum(count for name, count in counts.items() if name not in unknown),
-    )
-    release = next(
-        (name for name, wanted in RELEASES.items() if wanted == size and not unknown), "partial"
-    )
     missing = [wnid for wnid in ids() if wnid not in counts and wnid not in WITHOUT_IMAGES]
-    told = [
-        f"unknown classes: {some(unknown)}" if unknown else "",
-        f"empty: {some(f'{name}.tar' for name in empty)}" if empty else "",
-        f"missing of fall 2011: {some(missing)}" if missing else "",
-    ]
-    told = "; ".join(filter(None, told)) or "no class is missing"
+    classes = len(counts) - len(unknown)
+    images = sum(count for name, count in counts.items() if name not in unknown)
+    release = "partial"
+    for name, size in RELEASES.items():
+        if size == (classes, images) and not unknown:
+            release = name
+    differences = []
+    if unknown:
+        differences.append(f"unknown classes: {some(unknown)}")
+    if empty:
+        differences.append(f"empty: {some(f'{name}.tar' for name in empty)}")
+    if missing:
+        differences.append(f"missing of fall 2011: {some(missing)}")
+    contents = f"{classes:,} known classes and {images:,} images; "
+    contents += "; ".join(differences) or "no class is missing"
     if release == "partial" and not partial:
         known = " nor ".join(
             f"{name} ({c:,} classes, {n:,} images)" for name, (c, n) in RELEASES.items()
         )
         raise NegativeResult(
-            f"{folder} is neither {known}: it has {size[0]:,} known classes and {size[1]:,} "
-            f"images; {told}: add what is missing, or prepare what is there with --partial"
+            f"{folder} is neither {known}: it has {contents}: add what is missing, or prepare the "
+            "incomplete release with --partial"
         )
     if release == "partial" or empty:
-        log.warning(
-            "%s has %s known classes and %s images; %s",
-            folder,
-            f"{size[0]:,}",
-            f"{size[1]:,}",
-            told,
-        )
+        log.warning("%s has %s", folder, contents)
     return release
 
 
 def load(folder: str, partial: bool) -> tuple[Listing, dict]:
-    """Lists the images, and says what they are: (listing, {"release", "classes", "images", "empty",
-    "unknown"}).
+    """Lists the images: (listing, dict of `release`, `classes`, `images`, `empty`, `unknown`).
 
-    Raises:
-      UserError: there are no tars, or some are damaged.
-      NegativeResult: it is no whole release, and not `partial`; or there is not one image of a
-        known class.
+    Args:
+      partial: whether an incomplete release is allowed.
     """
     folder, paths = find(folder)
     stamps = [storage.stamp(path) for path in paths]
-    where = "\n".join([folder, *paths])
+    location = "\n".join([folder, *paths])
     arrays = index_cache.cached(
         "imagenet21k",
-        where,
+        location,
         lambda: scan(folder, paths),
-        lambda found: np.array_equal(found["stamps"], stamps),
+        lambda cached: np.array_equal(cached["stamps"], stamps),
     )
     wnids = [os.path.basename(path).removesuffix(".tar") for path in paths]
     counts = dict(zip(wnids, arrays["counts"].tolist(), strict=True))
@@ -173,9 +166,10 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     known = np.flatnonzero(labels >= 0)
     if not len(known):
         raise NegativeResult(
-            f"{folder} has no image of a class of ImageNet-21k: give another folder as --from"
+            f"{folder} has no images of ImageNet-21k classes: give another folder as --from"
         )
-    names, spans = index_cache.Strings.of(arrays, "names"), arrays["spans"]
+    names = index_cache.Strings.of(arrays, "names")
+    spans = arrays["spans"]
     listing = tars.Members(
         paths,
         names,
