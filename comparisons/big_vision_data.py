@@ -1,12 +1,12 @@
-"""Measures big_vision's training input pipeline, from the user's own checkout of it, on data
-prepared for TFDS.
+"""Measures big_vision's training input pipeline on data prepared for TFDS.
 
-    python -m benchmarks.big_vision_data --big_vision=PATH --data_dir=DIR [--name=photos] [--randaug]
+    python -m comparisons.big_vision_data --big_vision=PATH --data_dir=DIR [--randaug]
 
-PATH is the folder that holds the package `big_vision`; it needs `pip install einops overrides`.
-Prints a line of JSON: images_per_sec, core_ms_per_image (user and system time of all threads),
-peak_rss_mib, and bytes_per_image_to_device. One process per measurement, so that the peak is its
-own. Make more examples than its shuffle buffer holds (2,000): it shuffles each epoch by itself.
+PATH is a checkout, the folder that contains the package `big_vision`; it needs `pip install einops
+overrides`. Prints a line of JSON: images_per_sec, core_ms_per_image (user and system time of all
+threads), peak_rss_mib, and bytes_per_image_to_device. Use one process per measurement, so that the
+peak of memory is its own, and more examples than its shuffle buffer has (2,000): each epoch is
+shuffled separately.
 """
 
 import argparse
@@ -24,11 +24,13 @@ MODULES = ("ops_general", "ops_image", "archive.randaug")
 
 
 def addons_image() -> types.ModuleType:
-    """What big_vision's RandAugment uses of `tensorflow_addons.image`, which no longer installs."""
+    """The functions of `tensorflow_addons.image`, which no longer installs, that big_vision's
+    RandAugment uses.
+    """
     import tensorflow as tf
 
     def transform(images, transforms):
-        """`transforms` [8] maps output to input coordinates (x, y), as does the op."""
+        """`transforms` [8] maps output to input coordinates (x, y), as the op does."""
         return tf.raw_ops.ImageProjectiveTransformV3(
             images=images[None],
             transforms=tf.reshape(tf.cast(transforms, tf.float32), [1, 8]),
@@ -45,13 +47,16 @@ def addons_image() -> types.ModuleType:
     def rotate(images, angles):
         """Counterclockwise by `angles`, about the centre of the pixel grid."""
         height, width = tf.unstack(tf.cast(tf.shape(images)[:2] - 1, tf.float32))
-        cos, sin = tf.cos(angles), tf.sin(angles)
+        cos = tf.cos(angles)
+        sin = tf.sin(angles)
         x = (width - (cos * width - sin * height)) / 2
         y = (height - (sin * width + cos * height)) / 2
         return transform(images, tf.stack([cos, -sin, x, sin, cos, y, 0.0, 0.0]))
 
     module = types.ModuleType("tensorflow_addons.image")
-    module.transform, module.translate, module.rotate = transform, translate, rotate
+    module.transform = transform
+    module.translate = translate
+    module.rotate = rotate
     return module
 
 
@@ -67,14 +72,14 @@ def open_big_vision(path: str) -> None:
 
 
 def open_data(args):
-    """Its training data as its own trainer makes them: tf.data batches of float32 images and
+    """Training data as big_vision's trainer makes them: tf.data batches of float32 images and
     one-hot labels.
     """
     from big_vision import input_pipeline
     from big_vision.datasets import core
     from big_vision.pp import builder
 
-    # TFDS knows no code for these data: big_vision opens them by folder.
+    # TFDS has no code for these data: big_vision opens their folder.
     source = core.get("from_data_dir", split="train", data_dir=f"{args.data_dir}/{args.name}/1.0.0")
     steps = CROP + ("randaug(2,15)|" if args.randaug else "") + REST
     return input_pipeline.make_for_train(
@@ -91,22 +96,24 @@ def cpu_seconds() -> float:
 
 
 def peak_rss_mib() -> int:
-    """Of this program alone: Linux's ru_maxrss begins at that of the parent process."""
+    """Of this program alone: Linux's ru_maxrss starts at that of the parent process."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) // 1024
 
 
 def measure(batches, images: int, warmup: int, batch_size: int) -> dict:
-    """Reads `images` after `warmup` others, as numpy arrays without a copy, which is what goes to
-    the device.
+    """Reads `images` after `warmup` others, as numpy arrays without a copy, as they go to the
+    device.
     """
     for _ in range(-(-warmup // batch_size)):
         batch = next(batches)
     count = -(-images // batch_size)
-    cpu, wall = cpu_seconds(), time.perf_counter()
+    cpu_start = cpu_seconds()
+    start = time.perf_counter()
     for _ in range(count):
         batch = next(batches)
-    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+    cpu = cpu_seconds() - cpu_start
+    wall = time.perf_counter() - start
     return dict(
         images_per_sec=round(count * batch_size / wall, 1),
         core_ms_per_image=round(1e3 * cpu / (count * batch_size), 4),

@@ -1,13 +1,12 @@
-"""Compiles the training steps of ours and of big_vision for the same TPU pods, and compares what
-the compiler says.
+"""Compares the TPU compiler's estimates of our training step and big_vision's on the same pods.
 
-    python -m benchmarks.big_vision_step --big_vision=PATH [--only=L/16] [--json=FILE]
+    python -m comparisons.big_vision_step --big_vision=PATH [--only=L/16] [--json=FILE]
 
-PATH is the folder that holds the package `big_vision`; it needs libtpu and `pip install einops
-overrides`. big_vision's step is its own model and its own optimizer code below the loss, gradient
-and norms that its train.py computes, with its layers unrolled, without remat, replicated over the
-chips: the fastest of its settings by the compiler's cycles. A case takes one to four minutes for
-each.
+PATH is a checkout, the folder that contains the package `big_vision`; it needs libtpu and `pip
+install einops overrides`. big_vision's step uses its own model and optimizer code, with the loss,
+gradient and norms that its train.py computes. Its layers are unrolled, without remat, and
+replicated over the chips: the fastest of its settings by the compiler's cycles. Each of the two
+programs of a case compiles in one to four minutes.
 """
 
 import argparse
@@ -29,30 +28,26 @@ from vit_jax.models import losses  # noqa: E402
 from vit_jax.plan import collectives, compilation, figures, hlo  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/pretrain.py"
-COMMON = [
-    "model.pool=gap",
-    "model.posemb=sincos2d",
-    "model.pre_logits=False",
-    "model.dropout=0",
-    "optim.wd=1e-4",
-]
-COMMON += ["optim.wd_times_lr=False", "optim.grad_clip_norm=1", "loss=sigmoid_xent"]
+COMMON = ["model.pool=gap", "model.posemb=sincos2d", "model.pre_logits=False", "model.dropout=0"]
+COMMON += ["optim.wd=1e-4", "optim.wd_times_lr=False", "optim.grad_clip_norm=1"]
+COMMON += ["loss=sigmoid_xent"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program: `settings` are ours, beyond `COMMON`."""
+    """One program; `settings` are ours, in addition to `COMMON`."""
 
     variant: str
     topology: str
     batch_size: int
-    whole: bool  # with the optimizer, else forward and backward alone
+    whole: bool  # with the optimizer, or forward and backward pass only
     settings: str = ""
 
     @property
     def name(self) -> str:
         what = "step" if self.whole else "forward and backward"
-        return f"{self.variant} {what}, {self.batch_size} on {self.topology}, {self.settings or 'float32 softmax'}"
+        settings = self.settings or "float32 softmax"
+        return f"{self.variant} {what}, {self.batch_size} on {self.topology}, {settings}"
 
 
 BF16 = "model.softmax_dtype=bfloat16"
@@ -70,7 +65,8 @@ CASES = [
 
 def facts(compiled, arguments, mesh, chip) -> dict:
     """Mcycles, memory and communication of a compiled program."""
-    program, memory = hlo.Program(compiled.as_text()), compiled.memory_analysis()
+    program = hlo.Program(compiled.as_text())
+    memory = compiled.memory_analysis()
     roofline, compute = figures.compute_ms(program, chip)
     sent = collectives.collectives(program, mesh, chip)
     return dict(
@@ -85,19 +81,17 @@ def facts(compiled, arguments, mesh, chip) -> dict:
 
 
 def forward_backward(apply, loss: str):
-    def run(params, image, label):
-        return jax.value_and_grad(lambda p: losses.LOSSES[loss](apply(p, image), label).mean())(
-            params
-        )
+    def mean_loss(params, image, label):
+        return losses.LOSSES[loss](apply(params, image), label).mean()
 
-    return jax.jit(run)
+    return jax.value_and_grad(mean_loss)
 
 
 def images(mesh, batch_size: int, size: int = 224):
     """Normalised images and labels [batch, 1000] as they come from the host in big_vision."""
-    place = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     shapes = (batch_size, size, size, 3), (batch_size, 1000)
-    return [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place) for shape in shapes]
+    return [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split) for shape in shapes]
 
 
 def ours(case: Case) -> dict:
@@ -109,93 +103,97 @@ def ours(case: Case) -> dict:
         if case.whole:
             compiled = job.train_step.lower(job.state, job.batch).compile()
         else:
-            step = forward_backward(
-                lambda p, x: job.model.apply({"params": p}, x, train=True), config.loss
-            )
+            apply = lambda p, x: job.model.apply({"params": p}, x, train=True)  # noqa: E731
+            step = jax.jit(forward_backward(apply, config.loss))
             compiled = step.lower(job.state.params, *images(job.mesh, case.batch_size)).compile()
     return facts(compiled, job.state, job.mesh, job.chip)
 
 
-def peers(case: Case) -> dict:
+def optimizer(params, batch_size: int):
+    """big_vision's, with its own schedule."""
     from big_vision import optax as bv_optax
-    from big_vision.models import vit
     from ml_collections import ConfigDict
+
+    steps = 100_000
+    config = ConfigDict(dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, total_steps=steps))
+    config.update(optax_name="scale_by_adam", optax=dict(mu_dtype="bfloat16"))
+    config.update(schedule=dict(warmup_steps=10_000, decay_type="cosine"))
+    sched_kw = dict(global_batch_size=batch_size, total_steps=steps)
+    tx, _ = bv_optax.make(config, params, sched_kw=sched_kw)
+    return tx
+
+
+def peers(case: Case) -> dict:
+    from big_vision.models import vit
 
     chip, _ = topology.parse(case.topology)
     devices = topology.devices(case.topology)
-    mesh = jax.make_mesh(
-        (len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
-    )
-    model = vit.Model(
-        1000, variant=case.variant, pool_type="gap", posemb="sincos2d", dtype_mm="bfloat16"
-    )
-    apply = lambda p, x: model.apply({"params": p}, x, train=True)[0]  # noqa: E731
-    config = ConfigDict(
-        dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=100_000)
-    )
-    config.update(
-        optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=10_000, decay_type="cosine")
-    )
-    params = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
-    )
-    tx, _ = bv_optax.make(
-        config, params, sched_kw=dict(global_batch_size=case.batch_size, total_steps=100_000)
-    )
+    types = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((len(devices),), ("data",), axis_types=types, devices=devices)
+    fields = dict(pool_type="gap", posemb="sincos2d", dtype_mm="bfloat16")
+    model = vit.Model(1000, variant=case.variant, **fields)
+    image = jnp.zeros((1, 224, 224, 3))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), image)["params"])
+    tx = optimizer(params, case.batch_size)
     state = dict(params=params, opt=jax.eval_shape(tx.init, params))
-    whole = NamedSharding(mesh, PartitionSpec())
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def replicate(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated)
+
+    state = jax.tree.map(replicate, state)
+
+    def apply(params, image):
+        return model.apply({"params": params}, image, train=True)[0]
 
     def norm(tree):
         return jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(tree)))
 
+    gradient = forward_backward(apply, "sigmoid_xent")
+
     def update(state, image, label):
         params = state["params"]
-        loss, grads = jax.value_and_grad(
-            lambda p: losses.LOSSES["sigmoid_xent"](apply(p, image), label).mean()
-        )(params)
+        loss, grads = gradient(params, image, label)
         updates, opt = tx.update(grads, state["opt"], params)
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
-        return dict(params=params, opt=opt), dict(
-            loss=loss, **{k: norm(t) for k, t in zip("gpu", (grads, params, updates), strict=True)}
-        )
+        norms = dict(g=norm(grads), p=norm(params), u=norm(updates))
+        return dict(params=params, opt=opt), dict(loss=loss, **norms)
 
     with jax.set_mesh(mesh):
         arguments = images(mesh, case.batch_size)
         if case.whole:
-            compiled = jax.jit(update, donate_argnums=0).lower(state, *arguments).compile()
+            lowered = jax.jit(update, donate_argnums=0).lower(state, *arguments)
         else:
-            compiled = (
-                forward_backward(apply, "sigmoid_xent").lower(state["params"], *arguments).compile()
-            )
+            lowered = jax.jit(gradient).lower(state["params"], *arguments)
+        compiled = lowered.compile()
     return facts(compiled, state, mesh, chip)
+
+
+def show(row: dict) -> None:
+    us = {key: round(value, 3) for key, value in row["ours"].items()}
+    them = {key: round(value, 3) for key, value in row["big_vision"].items()}
+    ratio = row["ours"]["mcycles"] / row["big_vision"]["mcycles"]
+    print(f"{row['name']}: {us['mcycles']:.1f} / {them['mcycles']:.1f} = {ratio:.3f}")
+    print(f"  {us}\n  {them}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--big_vision", required=True, metavar="PATH")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     sys.path.insert(0, args.big_vision)
-    rows, peer = [], {}
+    rows = []
+    peer = {}
     for case in CASES:
         if args.only not in case.name:
             continue
         key = dataclasses.replace(case, settings="")
-        peer[key] = peer.get(key) or peers(case)
+        if key not in peer:
+            peer[key] = peers(case)
         rows.append(dict(name=case.name, ours=ours(case), big_vision=peer[key]))
-        us, them = rows[-1]["ours"], peer[key]
-        print(
-            f"{case.name}: {us['mcycles']:.1f} / {them['mcycles']:.1f} = "
-            f"{us['mcycles'] / them['mcycles']:.3f}",
-            flush=True,
-        )
-        print(
-            f"  { ({k: round(v, 3) for k, v in us.items()}) }\n  "
-            f"{ ({k: round(v, 3) for k, v in them.items()}) }",
-            flush=True,
-        )
+        show(rows[-1])
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -1,9 +1,9 @@
 """One implementation's training step and inference on random images, in a process of its own,
-driven by `peers`.
+started by `peers`.
 
-It reads commands, one a line (`train COUNT`, `infer COUNT`, `end`), and answers each with a line of
-JSON on the standard output. It must import without JAX where timm is measured, and without ours
-where peers are.
+It reads commands, one per line (`train COUNT`, `infer COUNT`, `end`), and answers each with a line
+of JSON on the standard output. It must import without JAX to measure timm, and without our package
+to measure the others.
 """
 
 import json
@@ -32,7 +32,8 @@ CONFIG = pathlib.Path(__file__).parent.parent / "configs/step.py"
 
 def numbers(model: str, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Normalised images [batch, H, W, 3] and one-hot labels [batch, classes]."""
-    rng, side = np.random.default_rng(0), MODELS[model][0]
+    rng = np.random.default_rng(0)
+    side = MODELS[model][0]
     label = np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, batch)]
     return rng.uniform(-1, 1, (batch, side, side, 3)).astype(np.float32), label
 
@@ -56,13 +57,9 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     runtime.keep_programs()
     runtime.keep_memory()
     side, _, _, depth, _, _ = MODELS[model]
-    settings = [
-        f"model.dtype={dtype}",
-        f"image_size={side}",
-        f"model.depth={depth}",
-        f"data.batch_size={batch}",
-    ]
-    overrides = [f"--config.{setting}" for setting in [*settings, *options]]
+    settings = [f"model.dtype={dtype}", f"image_size={side}", f"model.depth={depth}"]
+    settings += [f"data.batch_size={batch}", *options]
+    overrides = [f"--config.{setting}" for setting in settings]
     config = configs.load(f"{CONFIG}:{variant(model)}", overrides)
     job = Experiment.on_devices(config)
     jax.set_mesh(job.mesh)
@@ -72,25 +69,24 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     jax.block_until_ready(state)
     runtime.release_memory()
     images = step.random_batch(job.batch, CLASSES)
-    infer = jax.jit(
-        lambda params, image: job.model.apply({"params": params}, job.model.normalize(image))
-    )
+
+    @jax.jit
+    def apply(params, image):
+        return job.model.apply({"params": params}, job.model.normalize(image))
 
     def train():
         nonlocal state
         state, metrics = train_step(state, images)
         return metrics["train/loss"]
 
-    return (
-        train,
-        lambda: infer(state.params, images["image"]),
-        jax.block_until_ready,
-        model_flops(job.model),
-    )
+    def infer():
+        return apply(state.params, images["image"])
+
+    return train, infer, jax.block_until_ready, model_flops(job.model)
 
 
 def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]):
-    """Its model and optimizer code, below the loss, gradient and norms that its train.py computes."""
+    """Its model and optimizer code, with the loss, gradient and norms of its train.py."""
     sys.path.insert(0, path)
     import jax
     import jax.numpy as jnp
@@ -104,12 +100,9 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
     fields = dict(pool_type="gap", posemb="sincos2d", dtype_mm=dtype, depth=depth)
     net = vit.Model(CLASSES, variant=variant(model), **fields)
     image, label = map(jnp.asarray, numbers(model, batch))
-    config = ConfigDict(
-        dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, optax_name="scale_by_adam", total_steps=1000)
-    )
-    config.update(
-        optax=dict(mu_dtype="bfloat16"), schedule=dict(warmup_steps=100, decay_type="cosine")
-    )
+    config = ConfigDict(dict(lr=1e-3, wd=1e-4, grad_clip_norm=1.0, total_steps=1000))
+    config.update(optax_name="scale_by_adam", optax=dict(mu_dtype="bfloat16"))
+    config.update(schedule=dict(warmup_steps=100, decay_type="cosine"))
     params = jax.jit(lambda key: net.init(key, image[:1])["params"])(jax.random.key(0))
     tx, _ = bv_optax.make(config, params, sched_kw=dict(total_steps=1000, batch_size=batch))
     state = dict(params=params, opt=jax.jit(tx.init)(params))
@@ -119,9 +112,8 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
 
     def update(state, image, label):
         def loss(params):
-            return utils.softmax_xent(
-                logits=net.apply({"params": params}, image, train=True)[0], labels=label
-            )
+            logits, _ = net.apply({"params": params}, image, train=True)
+            return utils.softmax_xent(logits=logits, labels=label)
 
         value, grads = jax.value_and_grad(loss)(state["params"])
         updates, opt = tx.update(grads, state["opt"], state["params"])
@@ -143,11 +135,8 @@ def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]
 def vision_transformer(model: str, batch: int, dtype: str, path: str, options: list[str]):
     """Its model and its own update function, which is a pmap; it computes in float32."""
     sys.path.insert(0, path)
-    for name in (
-        "checkpoint",
-        "input_pipeline",
-        "models",
-    ):  # of text, which its train.py imports and a step never uses
+    # Its train.py imports these, with dependencies on text packages, but a step never uses them.
+    for name in ("checkpoint", "input_pipeline", "models"):
         sys.modules[f"vit_jax.{name}"] = mock.MagicMock()
     import flax
     import jax
@@ -159,61 +148,43 @@ def vision_transformer(model: str, batch: int, dtype: str, path: str, options: l
     from vit_jax import train as vt_train
 
     _, patch, width, depth, mlp, heads = MODELS[model]
-    transformer = dict(
-        num_layers=depth, mlp_dim=mlp, num_heads=heads, dropout_rate=0.0, attention_dropout_rate=0.0
-    )
+    transformer = dict(num_layers=depth, mlp_dim=mlp, num_heads=heads)
+    transformer |= dict(dropout_rate=0.0, attention_dropout_rate=0.0)
     patches = ConfigDict(dict(size=(patch, patch)))
-    net = models_vit.VisionTransformer(
-        num_classes=CLASSES,
-        patches=patches,
-        transformer=transformer,
-        hidden_size=width,
-        classifier="token",
-    )
+    fields = dict(patches=patches, transformer=transformer, hidden_size=width, classifier="token")
+    net = models_vit.VisionTransformer(num_classes=CLASSES, **fields)
     image, label = (jnp.asarray(x)[None] for x in numbers(model, batch))
-    params = jax.jit(lambda key: net.init(key, image[0, :1], train=False)["params"])(
-        jax.random.key(0)
-    )
-    tx = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.sgd(1e-3, momentum=0.9, accumulator_dtype="bfloat16")
-    )
+    init = jax.jit(lambda key: net.init(key, image[0, :1], train=False)["params"])
+    params = init(jax.random.key(0))
+    sgd = optax.sgd(1e-3, momentum=0.9, accumulator_dtype="bfloat16")
+    tx = optax.chain(optax.clip_by_global_norm(1.0), sgd)
     update = vt_train.make_update_fn(apply_fn=net.apply, accum_steps=1, tx=tx)
     infer = jax.jit(lambda params, image: net.apply({"params": params}, image, train=False))
-    kept = (
-        *flax.jax_utils.replicate((params, tx.init(params))),
-        jax.random.split(jax.random.key(0), 1),
-    )
+    replicated, opt = flax.jax_utils.replicate((params, tx.init(params)))
+    key = jax.random.split(jax.random.key(0), 1)
 
     def train():
-        nonlocal kept
-        params, opt, value, key = update(kept[0], kept[1], dict(image=image, label=label), kept[2])
-        kept = params, opt, key
+        nonlocal replicated, opt, key
+        images = dict(image=image, label=label)
+        replicated, opt, value, key = update(replicated, opt, images, key)
         return value
 
     return train, lambda: infer(params, image[0]), jax.block_until_ready, None
 
 
 def timm(model: str, batch: int, dtype: str, path: str, options: list[str]):
-    """timm's VisionTransformer with AdamW and clipping; bfloat16 by autocast; `compile` by
+    """timm's VisionTransformer with AdamW and clipping; bfloat16 by autocast, `compile` by
     torch.compile.
     """
     import torch
     from timm.models.vision_transformer import VisionTransformer
 
     side, patch, width, depth, mlp, heads = MODELS[model]
-    sizes = dict(
-        img_size=side,
-        patch_size=patch,
-        embed_dim=width,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=mlp / width,
-    )
+    fields = dict(img_size=side, patch_size=patch, embed_dim=width, depth=depth, num_heads=heads)
+    fields |= dict(mlp_ratio=mlp / width, class_token=False, global_pool="avg")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    net = VisionTransformer(**sizes, num_classes=CLASSES, class_token=False, global_pool="avg").to(
-        device
-    )
+    net = VisionTransformer(**fields, num_classes=CLASSES).to(device)
     image, label = numbers(model, batch)
     image = torch.from_numpy(image.transpose(0, 3, 1, 2).copy()).to(device)
     label = torch.from_numpy(label.argmax(1)).to(device)
@@ -246,16 +217,19 @@ IMPLEMENTATIONS = dict(
 
 
 def timed(call, wait, count: int) -> dict:
-    """Wall and core seconds of each of `count` calls, together."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """Mean wall and core seconds of `count` calls."""
+    start = time.perf_counter()
+    cpu_start = time.process_time()
     for _ in range(count):
         result = call()
     wait(result)
-    return dict(wall=(time.perf_counter() - wall) / count, cpu=(time.process_time() - cpu) / count)
+    wall = time.perf_counter() - start
+    cpu = time.process_time() - cpu_start
+    return dict(wall=wall / count, cpu=cpu / count)
 
 
 def peak_mib() -> float:
-    """The largest resident memory so far."""
+    """Peak resident memory so far."""
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10
@@ -264,7 +238,7 @@ def peak_mib() -> float:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print on the standard output is no answer
+    os.dup2(2, 1)  # libraries may print on the standard output, which is for answers
 
     def answer(**facts) -> None:
         print(json.dumps(facts), file=answers, flush=True)

@@ -1,13 +1,13 @@
-"""Training step and inference of ours beside big_vision, vision_transformer and timm, in turn, as
-ratios of medians.
+"""Compares our training step and inference with big_vision, vision_transformer and timm.
 
-    python -m comparisons.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE --markdown=FILE
+    python -m comparisons.peers --big_vision=DIR --vision_transformer=DIR --timm=PYTHON --json=FILE
 
-DIR is a checkout, PYTHON an interpreter that has torch and timm; who is not named is left out. Each
-implementation runs in a process of its own; per model all are started, warmed up, and then take
-turns of `--steps` steps. With `--alone`, as GPUs want whose memory one process takes, each turn is
-a fresh process that has the device for itself. The first step is counted from the start of the
-process; ours starts with the compilation cache filled.
+DIR is a checkout, PYTHON an interpreter with torch and timm; a peer that is not named is left out.
+Each implementation runs in a process of its own. For each model all are started, warmed up, and
+then take turns of `--steps` steps. With `--alone` each turn is a fresh process that has the device
+to itself: GPUs need it, because one process takes all of their memory. The time of the first step
+counts from the start of the process; our compilation cache is filled before. The report has ratios
+of medians.
 """
 
 import argparse
@@ -37,7 +37,7 @@ OURS = ("vit_jax bfloat16", "vit_jax float32")
 
 @dataclasses.dataclass
 class Contender:
-    """One implementation in one dtype, and what was measured of it."""
+    """One implementation in one dtype."""
 
     name: str
     dtype: str
@@ -47,19 +47,21 @@ class Contender:
 
     @property
     def title(self) -> str:
-        return " ".join(
-            [self.name, self.dtype, *(option for option in self.options if option == "compile")]
-        )
+        words = [self.name, self.dtype]
+        if "compile" in self.options:
+            words.append("compile")
+        return " ".join(words)
 
     def start(self, model: str, batch: int, cache: str) -> "Process":
         words = [self.name, model, str(batch), self.dtype, self.path, *self.options]
-        root = {"PYTHONPATH": str(CHILD.parent.parent)} if self.name == "vit_jax" else {}
-        environment = os.environ | root | dict(BEGUN=str(time.time()), VIT_JAX_CACHE=cache)
+        environment = os.environ | dict(BEGUN=str(time.time()), VIT_JAX_CACHE=cache)
+        if self.name == "vit_jax":
+            environment["PYTHONPATH"] = str(CHILD.parent.parent)
         return Process([self.python, str(CHILD), *words], environment)
 
 
 class Ended(Exception):
-    """A contender's process, as where a GPU's memory does not suffice."""
+    """A contender's process ended, for example because the GPU has too little memory."""
 
 
 class Process:
@@ -88,26 +90,24 @@ class Process:
 
 
 def contenders(args) -> list[Contender]:
-    found = [
-        Contender("vit_jax", dtype, options=tuple(args.set)) for dtype in ("bfloat16", "float32")
-    ]
+    options = tuple(args.set)
+    found = [Contender("vit_jax", dtype, options=options) for dtype in ("bfloat16", "float32")]
+    both = ("float32", "bfloat16")
     if args.big_vision:
-        found += [
-            Contender("big_vision", dtype, args.big_vision) for dtype in ("float32", "bfloat16")
-        ]
+        found += [Contender("big_vision", dtype, args.big_vision) for dtype in both]
     if args.vision_transformer:
-        found += [Contender("vision_transformer", "float32", args.vision_transformer)]
+        found.append(Contender("vision_transformer", "float32", args.vision_transformer))
     if args.timm:
-        found += [Contender("timm", dtype, python=args.timm) for dtype in ("float32", "bfloat16")]
+        found += [Contender("timm", dtype, python=args.timm) for dtype in both]
         if args.compile:
-            found += [Contender("timm", "bfloat16", options=("compile",), python=args.timm)]
-    return [
-        contender for contender in found if not args.only or contender.title in args.only.split(",")
-    ]
+            found.append(Contender("timm", "bfloat16", options=("compile",), python=args.timm))
+    if args.only:
+        found = [contender for contender in found if contender.title in args.only.split(",")]
+    return found
 
 
 def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
-    """One round of a contender; `facts` takes its figures."""
+    """Runs one round of a contender and adds its figures to `facts`."""
     for what, count in dict(train=args.steps, infer=2 * args.steps).items():
         if warm:
             process.run(what, WARMUP)
@@ -118,23 +118,23 @@ def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
             facts["peak MiB"] = [found["peak_mib"]]
             if args.peak:
                 flops = 3e9 * facts["forward GFLOP/image"][0]
-                facts.setdefault("train MFU", []).append(
-                    facts["train images/s"][-1] * flops / (1e12 * args.peak)
-                )
+                mfu = facts["train images/s"][-1] * flops / (1e12 * args.peak)
+                facts.setdefault("train MFU", []).append(mfu)
 
 
 def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
-    """{title: {figure: runs}} of one model, without who does not run."""
+    """{title: {figure: runs}} of one model, without contenders that fail."""
     model, batch = case.rsplit(":", 1)
-    found, processes, flops = {}, {}, None
+    found = {}
+    processes = {}
+    flops = None
 
     def start(contender: Contender) -> Process:
         nonlocal flops
         process = contender.start(model, int(batch), cache)
         found[contender.title].setdefault("first step, s", []).append(process.ready["first_step"])
-        flops = (
-            flops or process.ready["flops"]
-        )  # of ours, which comes first: of the model, whoever computes it
+        # Only ours, which comes first, reports them; they are the same for all.
+        flops = flops or process.ready["flops"]
         found[contender.title]["forward GFLOP/image"] = [flops / 1e9] if flops else []
         return process
 
@@ -148,7 +148,7 @@ def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
                 del found[contender.title]
 
     def prepare(contender: Contender) -> None:
-        if contender.name == "vit_jax":  # fills the cache
+        if contender.name == "vit_jax":  # fills the compilation cache
             start(contender).end()
             facts = found[contender.title]
             facts["first step, s, empty cache"] = facts.pop("first step, s")
@@ -174,29 +174,27 @@ def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
 
 
 def ratio(found: dict, figure: str, ours: str, theirs: str) -> float:
-    """Of the medians."""
+    """The ratio of the medians."""
     return statistics.median(found[ours][figure]) / statistics.median(found[theirs][figure])
 
 
 def markdown(case: str, found: dict) -> str:
     figures = [figure for figure in FIGURES if any(figure in facts for facts in found.values())]
-    lines = [
-        f"| {case.replace(':', ', images ')} | {' | '.join(figures)} | our best against it, "
-        "training | inference |"
-    ]
-    lines.append("|---" * (len(figures) + 3) + "|")
-    best = max(
-        (t for t in OURS if t in found), key=lambda t: statistics.median(found[t]["train images/s"])
-    )
+    head = [case.replace(":", ", images "), *figures, "our best against it, training", "inference"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+
+    def speed(title: str) -> float:
+        return statistics.median(found[title]["train images/s"])
+
+    best = max((title for title in OURS if title in found), key=speed)
     for title, facts in found.items():
-        cells = [
-            f"{statistics.median(facts[figure]):.4g}" if facts.get(figure) else ""
-            for figure in figures
-        ]
-        against = [
-            f"{ratio(found, f'{what} images/s', best, title):.2f}" for what in ("train", "infer")
-        ]
-        lines.append(f"| {title} | {' | '.join([*cells, *against])} |")
+        cells = []
+        for figure in figures:
+            runs = facts.get(figure)
+            cells.append(f"{statistics.median(runs):.4g}" if runs else "")
+        for what in ("train", "infer"):
+            cells.append(f"{ratio(found, f'{what} images/s', best, title):.2f}")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -208,15 +206,19 @@ def main() -> None:
     parser.add_argument("--big_vision", metavar="DIR")
     parser.add_argument("--vision_transformer", metavar="DIR")
     parser.add_argument("--timm", metavar="PYTHON")
-    parser.add_argument("--compile", action="store_true", help="timm with torch.compile, too")
+    parser.add_argument("--compile", action="store_true", help="add timm with torch.compile")
     parser.add_argument(
-        "--only", default="", help="titles, as 'vit_jax bfloat16,big_vision float32'"
+        "--only", default="", help="contenders, such as 'vit_jax bfloat16,timm float32'"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of our config; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of our config; repeatable",
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=2, help="of each turn")
+    parser.add_argument("--steps", type=int, default=2, help="per turn")
     parser.add_argument("--alone", action="store_true", help="one process at a time")
     parser.add_argument(
         "--peak", type=float, default=0.0, metavar="TFLOPS", help="of the device, for the MFU"
@@ -224,13 +226,16 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()
-    rows, tables = [], []
+    rows = []
+    tables = []
     for case in args.cases.split(","):
         found = measure(case, args)
         for title, facts in found.items():
-            for figure, runs in filter(lambda item: item[1], facts.items()):
-                name = f"{case}: {title}: {figure}"
-                rows.append(dict(name=name, unit=figure, median=statistics.median(runs), runs=runs))
+            for figure, runs in facts.items():
+                if runs:
+                    name = f"{case}: {title}: {figure}"
+                    median = statistics.median(runs)
+                    rows.append(dict(name=name, unit=figure, median=median, runs=runs))
         tables.append(markdown(case, found))
         print(tables[-1], flush=True)
         if args.json:

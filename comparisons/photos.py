@@ -1,11 +1,11 @@
-"""Makes a data set of invented photographs, to measure input pipelines with.
+"""Makes a data set of synthetic photographs to measure input pipelines.
 
     python -m comparisons.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256]
 
-JPEGs of about 500 x 375 and 95 kB, as ImageNet's: noise with the 1/f spectrum of natural images,
-and objects with sharp edges. Prepared for TFDS twice, as `photos` (tfrecord) and
-`photos_array_record`, with splits train and val. --short_side adds what a user may prepare from it:
-`photos_256` and `photos_256_array_record`.
+The images are JPEGs of about 500 x 375 pixels and 95 kB, as in ImageNet: noise with the 1/f
+spectrum of natural images, and objects with sharp edges. They are prepared for TFDS twice, as
+`photos` (tfrecord) and `photos_array_record`, with splits train and val. --short_side adds reduced
+images, as a user may prepare them: `photos_256` and `photos_256_array_record`.
 """
 
 import argparse
@@ -17,15 +17,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw
 
-SIZES = (
-    (500, 375),
-    (375, 500),
-    (500, 333),
-    (333, 500),
-    (500, 400),
-    (448, 336),
-    (640, 480),
-)  # width, height
+# (width, height) and their shares.
+SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 400), (448, 336), (640, 480))
 SHARES = (0.45, 0.15, 0.15, 0.08, 0.07, 0.06, 0.04)
 CLASSES = 10
 QUALITY = 90
@@ -34,26 +27,23 @@ FORMATS = ("tfrecord", "array_record")
 
 
 def noise(rng: np.random.Generator, width: int, height: int, slope: float) -> np.ndarray:
-    """Colours whose amplitude falls with frequency as f ** -slope, mostly the same in the three
-    channels: [H, W, 3].
+    """Noise [H, W, 3] whose amplitude decreases with frequency as f ** -slope, mostly the same in
+    all channels.
     """
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     amplitude = np.maximum(frequency, 1 / max(width, height)) ** -slope
     white = np.fft.rfft2(rng.standard_normal((3, height, width)))
     grey, red, blue = np.fft.irfft2(white * amplitude, (height, width))
     grey, red, blue = (channel / channel.std() for channel in (grey, red, blue))
-    return np.stack(
-        [grey + 0.35 * red, grey - 0.15 * red - 0.15 * blue, grey + 0.35 * blue], axis=-1
-    )
+    green = grey - 0.15 * red - 0.15 * blue
+    return np.stack([grey + 0.35 * red, green, grey + 0.35 * blue], axis=-1)
 
 
 def outline(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     """A mask of one object: an ellipse or a polygon."""
     mask = Image.new("L", (width, height))
-    centre, extent = (
-        rng.uniform(0, 1, 2) * (width, height),
-        rng.uniform(0.05, 0.35, 2) * min(width, height),
-    )
+    centre = rng.uniform(0, 1, 2) * (width, height)
+    extent = rng.uniform(0.05, 0.35, 2) * min(width, height)
     if rng.random() < 0.5:
         ImageDraw.Draw(mask).ellipse([*(centre - extent), *(centre + extent)], fill=255)
     else:
@@ -64,28 +54,27 @@ def outline(rng: np.random.Generator, width: int, height: int) -> Image.Image:
 
 
 def photo(rng: np.random.Generator) -> Image.Image:
-    """A background and up to twelve objects, each with a colour, a contrast and a sharpness of its
-    own.
-    """
+    """A background and up to twelve objects, each with its own colour, contrast and sharpness."""
     width, height = SIZES[rng.choice(len(SIZES), p=SHARES)]
 
     def surface():
-        colour, contrast = rng.uniform(50, 205, 3), rng.uniform(25, 60)
+        colour = rng.uniform(50, 205, 3)
+        contrast = rng.uniform(25, 60)
         pixels = colour + contrast * noise(rng, width, height, rng.uniform(0.8, 1.3))
         return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
-    image, other = surface(), surface()
+    image = surface()
+    other = surface()
     for _ in range(rng.integers(3, 13)):
         mask = outline(rng, width, height)
-        filled = Image.blend(
-            other, Image.new("RGB", image.size, tuple(rng.integers(0, 256, 3).tolist())), 0.5
-        )
+        colour = tuple(rng.integers(0, 256, 3).tolist())
+        filled = Image.blend(other, Image.new("RGB", image.size, colour), 0.5)
         image.paste(filled, mask=mask)
     return image
 
 
 def encode(image: Image.Image, short_side: int) -> bytes:
-    """A JPEG, before that reduced to `short_side` if that is not 0."""
+    """A JPEG of the image; its shorter side is reduced to `short_side`, unless that is 0."""
     if short_side:
         ratio = short_side / min(image.size)
         image = image.resize([round(side * ratio) for side in image.size], Image.Resampling.BICUBIC)
@@ -100,22 +89,17 @@ def writer(out: pathlib.Path, name: str, file_format: str, per_shard: int):
     identity = tfds.core.dataset_info.DatasetIdentity(
         name=name, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=""
     )
-    features = tfds.features.FeaturesDict(
-        dict(
-            image=tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg"),
-            label=tfds.features.ClassLabel(num_classes=CLASSES),
-        )
-    )
-    info = tfds.core.DatasetInfo(
-        builder=identity, features=features, supervised_keys=("image", "label")
-    )
-    return tfds.core.SequentialWriter(
-        info, max_examples_per_shard=per_shard, file_format=file_format
-    )
+    image = tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg")
+    label = tfds.features.ClassLabel(num_classes=CLASSES)
+    features = tfds.features.FeaturesDict(dict(image=image, label=label))
+    keys = ("image", "label")
+    info = tfds.core.DatasetInfo(builder=identity, features=features, supervised_keys=keys)
+    options = dict(max_examples_per_shard=per_shard, file_format=file_format)
+    return tfds.core.SequentialWriter(info, **options)
 
 
 def examples(numbers: range, seed: int, sides: tuple) -> Iterator[tuple[dict, int]]:
-    """({short side: JPEG}, label); each depends on the seed and its number alone."""
+    """({shorter side: JPEG}, label); each depends only on the seed and its number."""
     for number in numbers:
         rng = np.random.default_rng([seed, number])
         image = photo(rng)
@@ -123,24 +107,25 @@ def examples(numbers: range, seed: int, sides: tuple) -> Iterator[tuple[dict, in
 
 
 def make(out: pathlib.Path, count: int, seed: int = 0, short_side: int = 0) -> float:
-    """Writes `count` examples to train and a tenth of that to val; returns the mean size of train's
-    in kB.
+    """Writes `count` examples to train and a tenth as many to val; returns the mean size of those
+    in train in kB.
     """
     sides = (0, short_side) if short_side else (0,)
     splits = dict(train=range(count), val=range(count, count + -(-count // 10)))
     made = {split: list(examples(numbers, seed, sides)) for split, numbers in splits.items()}
     for side in sides:
         for file_format in FORMATS:
-            name = (
-                "photos" + f"_{side}" * bool(side) + f"_{file_format}" * (file_format != "tfrecord")
-            )
-            each = writer(out, name, file_format, -(-count // SHARDS))
-            each.initialize_splits(list(splits))
-            for split, of_split in made.items():
-                each.add_examples(
-                    {split: [dict(image=io.BytesIO(files[side]), label=y) for files, y in of_split]}
-                )
-            each.close_all()
+            name = "photos"
+            if side:
+                name += f"_{side}"
+            if file_format != "tfrecord":
+                name += f"_{file_format}"
+            output = writer(out, name, file_format, -(-count // SHARDS))
+            output.initialize_splits(list(splits))
+            for split, pairs in made.items():
+                rows = [dict(image=io.BytesIO(files[side]), label=label) for files, label in pairs]
+                output.add_examples({split: rows})
+            output.close_all()
     return float(np.mean([len(files[0]) for files, _ in made["train"]])) / 1e3
 
 

@@ -1,11 +1,10 @@
-"""Trains on `digits` in float32 and in bfloat16 from the same seeds, and compares losses and test
-accuracies.
+"""Compares losses and test accuracies on `digits` in float32 and bfloat16 from the same seeds.
 
     python -m comparisons.precision --out=docs/bfloat16.png
 
-A minute per run on two CPU cores. All runs of a seed have the same initial weights, batches and
-mixing. One more, in float32, adds its gradients up in another order (of two halves of the batch):
-what parts from that one is rounding, too.
+A run takes a minute on two CPU cores. All runs of a seed have the same initial weights, batches and
+mixup. A third kind of run, in float32, sums its gradients in another order (over two halves of the
+batch): its differences show the effect of rounding in float32.
 """
 
 import argparse
@@ -20,7 +19,9 @@ import numpy as np
 from vit_jax.train import __main__ as train
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs/demo.py"
-FLOAT32, REORDERED, BFLOAT16 = "float32", "float32, sums in another order", "bfloat16"
+FLOAT32 = "float32"
+REORDERED = "float32, sums in another order"
+BFLOAT16 = "bfloat16"
 KINDS = {
     FLOAT32: {"model.dtype": "float32"},
     REORDERED: {"model.dtype": "float32", "accum_steps": 2},
@@ -32,19 +33,13 @@ WINDOW = 25  # steps over which losses are averaged
 def losses_and_accuracy(
     folder: pathlib.Path, kind: str, seed: int, steps: int
 ) -> tuple[np.ndarray, float]:
-    """Training loss of every step, and top-1 on the test split at the end."""
+    """Training loss of every step, and final top-1 on the test split."""
     settings = dict(total_steps=steps, total_epochs=0, seed=seed, log_every=1)
-    settings |= KINDS[kind] | {
-        "evals.val.every": 0,
-        "evals.val.data.split": "test",
-        "checkpoint.every": 0,
-    }
-    arguments = [
-        f"--config={CONFIG}",
-        f"--workdir={folder}",
-        *(f"--config.{k}={v}" for k, v in settings.items()),
-    ]
-    if code := train.main(arguments):
+    settings |= {"evals.val.every": 0, "evals.val.data.split": "test", "checkpoint.every": 0}
+    settings |= KINDS[kind]
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    code = train.main([f"--config={CONFIG}", f"--workdir={folder}", *overrides])
+    if code:
         raise SystemExit(code)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = [line["train/loss"] for line in lines if "train/loss" in line]
@@ -57,7 +52,7 @@ def averaged(losses: np.ndarray) -> np.ndarray:
 
 
 def differences(losses: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of the mean curves of each kind from float32's, as shares [steps / WINDOW]."""
+    """Relative differences of the mean curve of each kind from float32's, [steps / WINDOW]."""
     curves = {kind: averaged(runs).mean(0) for kind, runs in losses.items()}
     return {kind: curve / curves[FLOAT32] - 1 for kind, curve in curves.items() if kind != FLOAT32}
 
@@ -66,28 +61,21 @@ def draw(losses: dict[str, np.ndarray], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(7, 6), sharex=True, height_ratios=(3, 2)
-    )
-    middle = np.arange(WINDOW / 2, losses[FLOAT32].shape[1], WINDOW)
-    looks = dict(
-        zip(
-            KINDS,
-            (dict(color="C0"), dict(color="grey", ls=":"), dict(color="C1", ls="--")),
-            strict=True,
-        )
-    )
-    for kind, look in looks.items():
-        for number, curve in enumerate(averaged(losses[kind])):
-            above.plot(
-                middle,
-                curve,
-                linewidth=1,
-                label=f"{kind}, each seed" if number == 0 else None,
-                **look,
-            )
+    sizes = dict(figsize=(7, 6), height_ratios=(3, 2))
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, **sizes)
+    midpoints = np.arange(WINDOW / 2, losses[FLOAT32].shape[1], WINDOW)
+    styles = {
+        FLOAT32: dict(color="C0"),
+        REORDERED: dict(color="grey", ls=":"),
+        BFLOAT16: dict(color="C1", ls="--"),
+    }
+    for kind, style in styles.items():
+        first, *others = averaged(losses[kind])
+        above.plot(midpoints, first, linewidth=1, label=f"{kind}, each seed", **style)
+        for curve in others:
+            above.plot(midpoints, curve, linewidth=1, **style)
     for kind, difference in differences(losses).items():
-        below.plot(middle, 100 * difference, label=kind, **looks[kind])
+        below.plot(midpoints, 100 * difference, label=kind, **styles[kind])
     below.axhline(0, color="C0", linewidth=0.5)
     above.set_ylabel(f"training loss, means of {WINDOW} steps")
     below.set_ylabel("mean, difference\nfrom float32 in %")
@@ -104,7 +92,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=500, help=f"a multiple of {WINDOW}")
     args = parser.parse_args()
-    losses, accuracies = {kind: [] for kind in KINDS}, {kind: [] for kind in KINDS}
+    losses = {kind: [] for kind in KINDS}
+    accuracies = {kind: [] for kind in KINDS}
     for seed in range(args.seeds):
         for kind in KINDS:
             with tempfile.TemporaryDirectory() as folder:
@@ -113,23 +102,16 @@ def main() -> None:
             accuracies[kind].append(accuracy)
     losses = {kind: np.array(runs) for kind, runs in losses.items()}
     for kind, difference in differences(losses).items():
-        overall, late = (
-            losses[kind].mean() / losses[FLOAT32].mean() - 1,
-            difference[len(difference) // 2 :],
-        )
+        overall = losses[kind].mean() / losses[FLOAT32].mean() - 1
+        largest = max(abs(difference))
+        late = max(abs(difference[len(difference) // 2 :]))
+        print(f"{kind}, loss relative to float32's, {args.seeds} seeds: {overall:+.2%} over all")
         print(
-            f"{kind}, loss against float32's: {overall:+.2%} over all steps and {args.seeds} "
-            "seeds; means of"
-        )
-        print(
-            f"  {WINDOW} steps by up to {max(abs(difference)):.2%}, in the second half "
-            f"{max(abs(late)):.2%}"
+            f"  steps; means of {WINDOW} steps up to {largest:.2%}, in the second half {late:.2%}"
         )
     for kind, runs in accuracies.items():
-        print(
-            f"test top-1, {kind}: {statistics.mean(runs):.2%} "
-            f"({', '.join(f'{run:.2%}' for run in runs)})"
-        )
+        each = ", ".join(f"{run:.2%}" for run in runs)
+        print(f"test top-1, {kind}: {statistics.mean(runs):.2%} ({each})")
     draw(losses, args.out)
 
 

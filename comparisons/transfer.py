@@ -1,5 +1,4 @@
-"""Whether pretraining helps: sprites, faces and textures from weights that were pretrained here,
-and from scratch.
+r"""Compares training on sprites, faces and textures from pretrained weights and from scratch.
 
     python -m comparisons.transfer DIR
 
@@ -27,7 +26,8 @@ from sklearn.datasets import load_digits
 from comparisons import sprites
 
 ROOT = pathlib.Path(__file__).parent.parent
-SPRITES, SIDE = 30_000, 64
+SPRITES = 30_000  # for pretraining
+SIDE = 64  # of texture patches, in pixels
 SEEDS = 3
 MODEL = dict(variant="Ti/8", width=128, depth=6, mlp_dim=512, num_heads=4, pool="gap")
 
@@ -46,18 +46,23 @@ PRETRAIN = """config.total_epochs = 12
     config.loss = "sigmoid_xent"
     config.log_every = 200
     config.data = dict(name="csv:{csv}", split="train", batch_size=128, crop="resize", flip=False)
-    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=200, wd=0.05, grad_clip_norm=1.0)
+    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=200, wd=0.05)
+    config.optim.grad_clip_norm = 1.0
     config.checkpoint = dict(every=1000, keep_last=1)"""
 
 SUITE = """config.total_steps = 600
     config.data = dict(name="vtab", data_dir={data_dir!r}, batch_size=64, crop="random", flip=True)
-    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=60, wd=0.0, grad_clip_norm=1.0)
+    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=60, wd=0.0)
+    config.optim.grad_clip_norm = 1.0
     config.evals = dict(test=dict(data=dict(crop="resize", batch_size=256)))
-    config.vtab = dict(lrs=(1e-4, 3e-4, 1e-3, 3e-3), seeds={seeds}, max_test_examples=10000)"""
+    config.vtab = dict(lrs=(1e-4, 3e-4, 1e-3, 3e-3), seeds={seeds})
+    config.vtab.max_test_examples = 10000"""
 
 FOLDER = """config.total_steps = 200
-    config.data = dict(name="folder:{folder}", split="train", batch_size=32, crop="random", flip=True)
-    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=20, grad_clip_norm=1.0)
+    config.data = dict(name="folder:{folder}", split="train", batch_size=32)
+    config.data.update(crop="random", flip=True)
+    config.optim = dict(name="adam", lr=1e-3, schedule="cosine", warmup_steps=20)
+    config.optim.grad_clip_norm = 1.0
     config.evals = dict(test=dict(data=dict(split="test")))
     config.checkpoint = dict(every=0)"""
 
@@ -72,12 +77,13 @@ def pretraining_data(folder: pathlib.Path) -> pathlib.Path:
     csv = folder / "pretrain.csv"
     if csv.exists():
         return csv
-    digits, lines = load_digits(), ["path,labels"]
+    digits = load_digits()
+    lines = ["path,labels"]
     for i, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         save(np.round(image * (255 / 16)).astype(np.uint8), folder / f"digits/{i}.png")
         lines.append(f"digits/{i}.png,digit {label}")
     order = sprites.tfds_order("train", [str(i) for i in range(sprites.COUNT)])
-    # train800 is left out, as are the validation and test examples.
+    # Without train800, the validation and the test examples.
     for number in order[1_000 : 1_000 + SPRITES].tolist():
         shape, scale, _, x, y = sprites.factors(number)
         save(sprites.image(number) * 255, folder / f"sprites/{number}.png")
@@ -93,12 +99,13 @@ def faces(folder: pathlib.Path) -> None:
     from skimage import data
 
     for i, image in enumerate(data.lfw_subset()):
-        part, name = "test" if i % 2 else "train", "face" if i < 100 else "other"
+        part = "test" if i % 2 else "train"
+        name = "face" if i < 100 else "other"
         save(np.round(image * 255).astype(np.uint8), folder / f"{part}/{name}/{i}.png")
 
 
 def textures(folder: pathlib.Path) -> None:
-    """Patches of 64 x 64 pixels of three textures; those of the upper quarter are for training."""
+    """64 x 64 patches of three textures; those of the upper quarter are for training."""
     from skimage import data
 
     for name in ("brick", "grass", "gravel"):
@@ -106,7 +113,8 @@ def textures(folder: pathlib.Path) -> None:
         for row in range(8):
             for column in range(8):
                 patch = image[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
-                save(patch, folder / f"{'train' if row < 2 else 'test'}/{name}/{row}{column}.png")
+                part = "train" if row < 2 else "test"
+                save(patch, folder / f"{part}/{name}/{row}{column}.png")
 
 
 def config_file(path: pathlib.Path, body: str) -> str:
@@ -124,15 +132,12 @@ def suite(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, li
     data_dir = str(folder / "data")
     sprites.write(data_dir)
     body = SUITE.format(data_dir=data_dir, seeds=SEEDS)
-    names, found = "dsprites_label_x_position,dsprites_label_orientation", {}
-    for start in ("pretrained", "scratch"):
-        # Pretrained weights say what the model is.
-        model = (
-            f"config.init_from = {str(weights)!r}\n    config.model = dict()"
-            if start == "pretrained"
-            else ""
-        )
-        config = config_file(folder / f"suite_{start}.py", f"{body}\n    {model}")
+    # The model is that of the pretrained weights.
+    init_from = f"config.init_from = {str(weights)!r}\n    config.model = dict()"
+    names = "dsprites_label_x_position,dsprites_label_orientation"
+    found = {}
+    for start, more in (("pretrained", init_from), ("scratch", "")):
+        config = config_file(folder / f"suite_{start}.py", f"{body}\n    {more}")
         workdir = folder / f"suite_{start}"
         run("vit_jax.vtab", "run", config, f"--workdir={workdir}", f"--tasks={names}")
         for name, task in json.loads((workdir / "vtab.json").read_text())["tasks"].items():
@@ -141,8 +146,8 @@ def suite(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, li
 
 
 def folders(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, list[float]]]:
-    """Accuracies by data set, start and seed on images in folders, each with its own choice of the
-    learning rate.
+    """Accuracies by data set, start and seed on images in folders; each chooses its own learning
+    rate.
     """
     found = {}
     for name, make in (("faces", faces), ("textures", textures)):
@@ -151,18 +156,11 @@ def folders(folder: pathlib.Path, weights: pathlib.Path) -> dict[str, dict[str, 
         config = config_file(folder / f"{name}.py", FOLDER.format(folder=folder / name))
         for start, more in (("pretrained", [f"--config.init_from={weights}"]), ("scratch", [])):
             for seed in range(SEEDS):
-                workdir, out = (
-                    folder / f"{name}_{start}_{seed}",
-                    folder / f"{name}_{start}_{seed}.json",
-                )
-                arguments = [
-                    config,
-                    f"--workdir={workdir}",
-                    f"--json={out}",
-                    f"--config.seed={seed}",
-                    "--held_out=20%",
-                ]
-                run("vit_jax.finetune", *arguments, "--lrs=0.0001,0.0003,0.001,0.003", *more)
+                workdir = folder / f"{name}_{start}_{seed}"
+                out = workdir.with_suffix(".json")
+                arguments = [config, f"--workdir={workdir}", f"--json={out}", *more]
+                arguments += [f"--config.seed={seed}", "--held_out=20%"]
+                run("vit_jax.finetune", *arguments, "--lrs=0.0001,0.0003,0.001,0.003")
                 top1 = json.loads(out.read_text())["final"]["eval/test/top1"]
                 found.setdefault(name, {}).setdefault(start, []).append(top1)
     return found
@@ -174,12 +172,10 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     folder = args.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    csv, weights = pretraining_data(folder), folder / "pretrained"
-    run(
-        "vit_jax.train",
-        config_file(folder / "pretrain.py", PRETRAIN.format(csv=csv)),
-        f"--workdir={weights}",
-    )
+    csv = pretraining_data(folder)
+    weights = folder / "pretrained"
+    config = config_file(folder / "pretrain.py", PRETRAIN.format(csv=csv))
+    run("vit_jax.train", config, f"--workdir={weights}")
     found = suite(folder, weights) | folders(folder, weights)
     print("| task | pretrained | from scratch | difference |\n|---|---|---|---|")
     from vit_jax.vtab.report import confidence
