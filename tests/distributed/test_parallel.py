@@ -29,7 +29,8 @@ def get_config(arg=""):
     config.total_steps = 100
     config.image_size = 16
     config.mixup = 0.2
-    config.model = dict(variant="Ti/4", width=64, depth=3, mlp_dim=256, num_heads=8, pool="gap", num_classes=10)
+    config.model = dict(variant="Ti/4", width=64, depth=3, mlp_dim=256, num_heads=8)
+    config.model.update(pool="gap", num_classes=10)
     config.model.update(dropout=0.1, droppath=0.1)
     config.data = dict(name="digits", num_examples=1000, batch_size=32)
     config.optim = dict(lr=1e-3, warmup_steps=2, grad_clip_norm=1.0, wd=0.1, ema_decay=0.9)

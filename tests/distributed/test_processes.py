@@ -105,8 +105,9 @@ def test_sigterm_saves_exits_75_and_the_same_command_continues(straight, tmp_pat
 def test_a_full_disk_ends_in_one_line_and_keeps_earlier_checkpoints(straight, tmp_path):
     """A limit on the size of files stands in for a full disk: both are an OSError in a write."""
     config, _ = straight
-    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
-    limit += "sys.argv = ['train', *sys.argv[1:]]; runpy.run_module('vit_jax.train', run_name='__main__')"
+    limit = "import resource, runpy, sys; sys.argv = ['train', *sys.argv[1:]];"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+    limit += "runpy.run_module('vit_jax.train', run_name='__main__')"
     small = ["--config.checkpoint.every=3"]
     first = finish(start(config, tmp_path / "run", *LONGER, "--config.total_steps=9", *small))
     assert first[0] == 0
@@ -139,14 +140,16 @@ for name, overrides in json.load(open(sys.argv[2])).items():
     from vit_jax.data import pipeline, to_device
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)
-    sums = jax.jit(lambda x: x.astype("int32").sum((1, 2, 3)), out_shardings=sharding.replicated(mesh))
+    everywhere = sharding.replicated(mesh)
+    sums = jax.jit(lambda x: x.astype("int32").sum((1, 2, 3)), out_shardings=everywhere)
     found[name] = []
     for start, stop in ((0, 50), (17, 50), (10**6, 10**6 + 2)):
         host = pipeline.train_pipeline(config, source, rows, stop)
         for batch in host.batches(start):
             placed = to_device.global_batch(batch, mesh, rows, size)
             values = {name: batch[name].tolist() for name in ("id", "seed", "label")}
-            found[name].append(dict(rows=rows.tolist(), **values, pixels=np.asarray(sums(placed["image"])).tolist()))
+            pixels = np.asarray(sums(placed["image"])).tolist()
+            found[name].append(dict(rows=rows.tolist(), **values, pixels=pixels))
 open(f"{sys.argv[3]}.{jax.process_index()}", "w").write(json.dumps(found))
 """
 
