@@ -1,5 +1,5 @@
-"""One step, whatever the mesh and the memory lever: 10 updates give the same losses and parameters
-on fake devices.
+"""10 updates on fake devices give the same losses and parameters on every mesh, and with every way
+to save memory.
 """
 
 import functools
@@ -29,7 +29,8 @@ def get_config(arg=""):
     config.total_steps = 100
     config.image_size = 16
     config.mixup = 0.2
-    config.model = dict(variant="Ti/4", width=64, depth=3, mlp_dim=256, num_heads=8, pool="gap", num_classes=10)
+    config.model = dict(variant="Ti/4", width=64, depth=3, mlp_dim=256, num_heads=8)
+    config.model.update(pool="gap", num_classes=10)
     config.model.update(dropout=0.1, droppath=0.1)
     config.data = dict(name="digits", num_examples=1000, batch_size=32)
     config.optim = dict(lr=1e-3, warmup_steps=2, grad_clip_norm=1.0, wd=0.1, ema_decay=0.9)
@@ -65,34 +66,28 @@ def trained(tmp_path_factory):
         model = experiment.make_model(config, CLASSES)
         tx, schedule = experiment.make_optimizer(config, model, config.total_steps)
         rows = sharding.local_rows(mesh, BATCH)
-        abstract, losses = states.abstract_state(config, model, tx, mesh), []
+        abstract = states.abstract_state(config, model, tx, mesh)
+        losses = []
         train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
         with jax.set_mesh(mesh):
-            init = jax.jit(
-                lambda: states.init_state(config, model, tx),
-                out_shardings=states.shardings(abstract),
-            )
+            shardings = states.shardings(abstract)
+            init = jax.jit(lambda: states.init_state(config, model, tx), out_shardings=shardings)
             state = init()
             text = train_step.lower(state, to_device.abstract_batch(mesh, BATCH, SIZE)).as_text()
             for batch in batches():
                 state, metrics = train_step(state, to_device.global_batch(batch, mesh, rows, BATCH))
                 losses.append(float(metrics["train/loss"]))
-        found = scan_layout.flatten(
-            scan_layout.relayout(jax.device_get(state.params), False, jnp.stack)
-        )
-        for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
-            assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim), (
-                "the step keeps the state where it lives"
-            )
-        return np.array(losses), found, text
+        params = scan_layout.relayout(jax.device_get(state.params), False, jnp.stack)
+        for leaf, before in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+            kept = leaf.sharding.is_equivalent_to(before.sharding, leaf.ndim)
+            assert kept, "the step keeps the shardings of the state"
+        return np.array(losses), scan_layout.flatten(params), text
 
     return run
 
 
 def assert_same(one, two, loss: float, params: float):
-    """`loss`: relative; `params`: of the largest change that a parameter sees, which is about lr
-    times STEPS.
-    """
+    """`loss`: relative tolerance; `params`: absolute. Parameters change by about lr times STEPS."""
     np.testing.assert_allclose(one[0], two[0], rtol=loss)
     assert one[1].keys() == two[1].keys()
     for name, value in one[1].items():
@@ -112,7 +107,7 @@ MESHES = {
 
 
 def cases(settings: dict[str, str], fast: tuple[str, ...]) -> list:
-    """Parameters of a test, of which each compiles a step: all but the `fast` ones are slow."""
+    """Parameters of a test that compiles a step for each: all but the `fast` ones are slow."""
     return [
         pytest.param(value, id=name, marks=[] if name in fast else [pytest.mark.slow])
         for name, value in settings.items()
@@ -124,7 +119,7 @@ def test_every_mesh_gives_the_losses_and_parameters_of_one_device(trained, mesh)
     assert_same(trained(mesh), trained("", 1), loss=1e-5, params=2e-4)
 
 
-LEVERS = {
+SAVINGS = {
     "scan": "model.scan=True",
     "remat dots": "model.remat=dots",
     "remat full": "model.remat=full",
@@ -135,20 +130,16 @@ LEVERS = {
 }
 
 
-@pytest.mark.parametrize("lever", cases(LEVERS, ("scan and remat by name",)))
-def test_every_lever_of_memory_gives_the_same_numbers(trained, lever):
-    assert_same(
-        trained(f"{lever} mesh.data=2 mesh.fsdp=2 mesh.tensor=2"),
-        trained("", 1),
-        loss=1e-5,
-        params=2e-4,
-    )
+@pytest.mark.parametrize("saving", cases(SAVINGS, ("scan and remat by name",)))
+def test_every_way_to_save_memory_gives_the_same_numbers(trained, saving):
+    found = trained(f"{saving} mesh.data=2 mesh.fsdp=2 mesh.tensor=2")
+    assert_same(found, trained("", 1), loss=1e-5, params=2e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["mesh.data=8", "mesh.data=4 mesh.fsdp=2 mesh.zero=True"])
 def test_microbatches_give_the_same_numbers(trained, mesh):
-    """Each microbatch draws masks of its own, so there is no dropout here."""
+    """Without dropout, since each microbatch draws its own masks."""
     plain = "model.dropout=0 model.droppath=0"
     assert_same(trained(f"{plain} accum_steps=4 {mesh}"), trained(plain, 1), loss=1e-5, params=2e-4)
 
@@ -157,15 +148,16 @@ def test_microbatches_give_the_same_numbers(trained, mesh):
 def test_lower_precision_stays_close(trained):
     """bf16 has 8 bits of mantissa, 4e-3 relative: the losses of 10 steps stay within 2 %."""
     truth = trained("", 1)[0]
-    for lever in ("model.dtype=bfloat16", "model.dtype=bfloat16 model.softmax_dtype=bfloat16"):
-        np.testing.assert_allclose(trained(lever)[0], truth, rtol=0.02)
+    for settings in ("model.dtype=bfloat16", "model.dtype=bfloat16 model.softmax_dtype=bfloat16"):
+        np.testing.assert_allclose(trained(settings)[0], truth, rtol=0.02)
     np.testing.assert_allclose(trained("optim.momentum_dtype=bfloat16")[0], truth, rtol=2e-3)
 
 
 @pytest.mark.slow
 def test_another_generator_draws_other_noise_and_repeats_itself(trained):
     """rbg depends on the mesh, which threefry does not: same mesh, same numbers."""
-    one, other = trained("prng=rbg mesh.data=8"), trained("prng=rbg mesh.data=8 log_every=51")
+    one = trained("prng=rbg mesh.data=8")
+    other = trained("prng=rbg mesh.data=8 log_every=51")
     np.testing.assert_array_equal(one[0], other[0])
     truth = trained("", 1)[0]
     assert np.abs(one[0] - truth).max() > 1e-4
@@ -177,7 +169,7 @@ def constraints(text: str) -> int:
 
 
 def test_the_lowered_step_has_its_sharding_constraints(trained):
-    """Where a mesh is not seen they vanish without a word, and fsdp gathers activations in place of
+    """Without a current mesh they vanish silently, and fsdp gathers activations instead of
     parameters.
 
     Forward, each of 3 blocks pins query, key, value, the MLP's hidden layer and its output; image
@@ -188,7 +180,7 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
 
 
 @pytest.mark.slow
-def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
+def test_devices_draw_different_bits_if_the_generator_can_not_be_split():
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
     with jax.set_mesh(mesh):
         draw = jax.jit(
@@ -197,12 +189,9 @@ def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
         drawn, probability = draw(jax.random.key(0, impl="rbg"))
         parts = {np.asarray(shard.data).tobytes() for shard in drawn.addressable_shards}
         assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 128)
-        # Bytes know no 0.9; what comes closest is told, and is what the draws have (4 standard
-        # deviations).
-        assert (
-            abs(probability - 0.9) <= 1 / 512
-            and abs(np.asarray(drawn).mean() - probability) < 0.0034
-        )
+        # Bytes round 0.9 to a multiple of 1/256; the draws have that mean (4 standard deviations).
+        assert abs(probability - 0.9) <= 1 / 512
+        assert abs(np.asarray(drawn).mean() - probability) < 0.0034
         kept, exactly = draw(jax.random.key(0))
     assert exactly == np.float32(0.9)
     np.testing.assert_array_equal(kept, jax.random.bernoulli(jax.random.key(0), 0.9, (64, 8, 256)))
@@ -211,12 +200,11 @@ def test_devices_draw_different_bits_where_the_generator_can_not_be_split():
 @pytest.mark.slow
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_dropout_keeps_the_mean(generator):
-    """Each generator scales by the probability with which it keeps."""
+    """Dropout scales by the probability with which the generator keeps an element."""
     with jax.set_mesh(meshes.make_mesh(dict(replica=1, data=8, fsdp=1, tensor=1))):
         noise = dict(key=jax.random.key(1, impl=generator))
-        found = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))(
-            np.ones((64, 64, 256), np.float32)
-        )
+        dropout = jax.jit(lambda x: encoder.dropout(x, 0.1, noise, 0))
+        found = dropout(np.ones((64, 64, 256), np.float32))
     kept = np.asarray(found)[np.asarray(found) > 0]
     assert abs(found.mean() - 1) < 4 * (0.1 / 0.9 / found.size) ** 0.5
     np.testing.assert_allclose(kept, 1 / (kept.size / found.size), atol=3e-3)

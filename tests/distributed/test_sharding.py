@@ -62,12 +62,8 @@ def test_constrain_knows_its_axes_and_does_nothing_without_a_mesh():
 def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     model = vit_jax.create_model("S/16", num_classes=1000)
     mesh = meshes.make_mesh(ONE | dict(fsdp=4, tensor=2))
-    specs = {
-        k: v.spec
-        for k, v in scan_layout.flatten(
-            sharding.param_specs(adapt.abstract_params(model), mesh)
-        ).items()
-    }
+    shardings = sharding.param_specs(adapt.abstract_params(model), mesh)
+    specs = {name: place.spec for name, place in scan_layout.flatten(shardings).items()}
     block = "Transformer/encoderblock_3"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     assert specs[f"{attention}/query/kernel"] == PartitionSpec("fsdp", "tensor", None)
@@ -76,9 +72,8 @@ def test_tensor_parallelism_splits_heads_and_mlp_and_fsdp_the_rest():
     assert specs[f"{block}/MlpBlock_3/Dense_0/kernel"] == PartitionSpec("fsdp", "tensor")
     assert specs[f"{block}/MlpBlock_3/Dense_1/kernel"] == PartitionSpec("tensor", "fsdp")
     assert specs[f"{block}/LayerNorm_0/scale"] == PartitionSpec(None)  # vectors stay whole
-    assert specs["head/kernel"] == PartitionSpec(
-        "fsdp", None
-    )  # 1,000 classes do not make 4 shards of 8 rows
+    # 1,000 classes are not divisible into 4 shards of full rows.
+    assert specs["head/kernel"] == PartitionSpec("fsdp", None)
 
 
 def test_the_share_of_the_parameters_that_is_split():
@@ -120,7 +115,7 @@ LARGE = ("H/14", "G/14", "So400m/14")
 
 @functools.cache
 def shapes(variant: str, stacked: bool = False) -> dict[str, tuple[int, ...]]:
-    """Shapes by path of all parameters of a big model, with single or stacked layers."""
+    """Shapes by path of all parameters of a large model, with single or stacked layers."""
     params = adapt.abstract_params(vit_jax.create_model(variant, num_classes=21843))
     if stacked:
         params = scan_layout.stack_blocks(
@@ -130,28 +125,25 @@ def shapes(variant: str, stacked: bool = False) -> dict[str, tuple[int, ...]]:
 
 
 def split_axes(spec: PartitionSpec) -> list[str]:
-    return [
-        axis for part in spec if part for axis in (part if isinstance(part, tuple) else (part,))
-    ]
+    return [axis for part in spec for axis in sharding.mesh_axes(part)]
 
 
 def ways(part, mesh: dict[str, int]) -> int:
-    return math.prod(mesh[axis] for axis in ((part,) if isinstance(part, str) else part or ()))
+    return math.prod(mesh[axis] for axis in sharding.mesh_axes(part))
 
 
 @pytest.mark.parametrize("variant", LARGE)
 @pytest.mark.parametrize("fsdp", [2, 4, 8, 16, 32, 64, 128, 256])
-def test_every_shard_of_a_big_model_has_full_rows(variant, fsdp):
+def test_every_shard_of_a_large_model_has_full_rows(variant, fsdp):
     for tensor, layers in ((1, shapes(variant)), (2, shapes(variant)), (1, shapes(variant, True))):
         mesh = ONE | dict(fsdp=fsdp, tensor=tensor)
         for name, shape in layers.items():
             spec = sharding.leaf_spec(name, shape, mesh)
-            axes, stacked = split_axes(spec), "encoderblock" in name.split("/")
+            axes = split_axes(spec)
+            stacked = "encoderblock" in name.split("/")
             assert len(axes) == len(set(axes)), name
-            assert all(
-                size % ways(part, mesh) == 0 for size, part in zip(shape, spec, strict=True)
-            ), name
             for size, part in zip(shape, spec, strict=True):
+                assert size % ways(part, mesh) == 0, name
                 if "fsdp" in (part or ()):
                     assert size // fsdp % sharding.SHARD_ROWS == 0, (name, shape, spec)
             assert not stacked or spec[0] is None, name
@@ -160,16 +152,14 @@ def test_every_shard_of_a_big_model_has_full_rows(variant, fsdp):
 
 
 @pytest.mark.parametrize("variant", LARGE)
-def test_most_of_a_big_model_is_split_over_a_pod(variant):
-    def whole(fsdp):
-        kept = [
-            math.prod(shape)
-            for name, shape in shapes(variant).items()
-            if "fsdp" not in split_axes(sharding.leaf_spec(name, shape, ONE | dict(fsdp=fsdp)))
-        ]
-        return sum(kept) / sum(map(math.prod, shapes(variant).values()))
-
-    assert whole(16) < 0.01
+def test_most_of_a_large_model_is_split_over_a_pod(variant):
+    mesh = ONE | dict(fsdp=16)
+    whole = [
+        math.prod(shape)
+        for name, shape in shapes(variant).items()
+        if "fsdp" not in split_axes(sharding.leaf_spec(name, shape, mesh))
+    ]
+    assert sum(whole) / sum(map(math.prod, shapes(variant).values())) < 0.01
 
 
 @pytest.mark.parametrize("variant", LARGE)
@@ -198,28 +188,22 @@ def state():
 
 
 @pytest.mark.parametrize("sizes", [dict(data=4), dict(data=4, fsdp=2)])
-def test_zero_splits_over_data_what_the_optimizer_and_the_averaging_hold_and_no_parameters(
-    state, sizes
-):
+def test_zero_splits_optimizer_state_and_averages_over_data_but_no_parameters(state, sizes):
     mesh = meshes.abstract_mesh(ONE | sizes)
-    plain, zero = (
-        scan_layout.flatten(sharding.param_specs(state, mesh, zero)) for zero in (False, True)
-    )
+    plain = scan_layout.flatten(sharding.param_specs(state, mesh))
+    zero = scan_layout.flatten(sharding.param_specs(state, mesh, zero=True))
     params = {name: place.spec for name, place in zero.items() if name.startswith("params/")}
     assert params == {name: plain[name].spec for name in params}
     split = {name for name, place in zero.items() if "data" in split_axes(place.spec)}
     kernel = "Transformer/encoderblock_3/MlpBlock_3/Dense_0/kernel"
-    assert {name for name in split if name.endswith(kernel)} == {
-        n for n in zero if n.endswith(kernel)
-    } - {f"params/{kernel}"}
-    assert (
-        len([name for name in split if name.endswith(kernel)]) == 3
-    )  # both moments and the average
+    kernels = {name for name in zero if name.endswith(kernel)}
+    assert kernels & split == kernels - {f"params/{kernel}"}
+    assert len(kernels & split) == 3  # both moments and the average
     assert not any("data" in split_axes(place.spec) for place in plain.values())
 
 
 class Device(types.SimpleNamespace):
-    """A chip of a slice that is not there."""
+    """A chip of a slice that does not exist."""
 
     __hash__ = object.__hash__
 
@@ -254,7 +238,8 @@ def test_slices_lie_along_replica_or_else_along_data(sizes, axis):
     assert (first == 0).all() and (second == 1).all()
 
 
-def test_slices_that_would_be_torn_apart_are_refused_with_what_to_do():
-    message = "replica=1 and data=1, but the devices form 2 slices: make --config.mesh.replica a multiple of 2"
+def test_slices_that_would_be_divided_are_refused_with_what_to_do():
+    message = "replica=1 and data=1, but the devices form 2 slices: make --config.mesh.replica a "
+    message += "multiple of 2"
     with pytest.raises(UserError, match=message):
         meshes.make_mesh(ONE | dict(fsdp=16), two_slices())

@@ -38,8 +38,11 @@ def main():
             raise errors.UserError("process has no data: get some")
         if what == "late" and me:
             time.sleep(30)
-        folder = epath.Path(sys.argv[2] + "/other" * (what == "apart" and me)) if len(sys.argv) > 2 else None
-        preflight.check({"optim.lr": 2 if what == "differ" and me else 1, "data.threads": index}, folder)
+        folder = None
+        if len(sys.argv) > 2:
+            folder = epath.Path(sys.argv[2] + "/other" * (what == "apart" and me))
+        lr = 2 if what == "differ" and me else 1
+        preflight.check({"optim.lr": lr, "data.threads": index}, folder)
         if what == "stall":
             for step in range(1, 2 if me else 4):
                 watchdog.progress.mark(f"step {step}")
@@ -58,7 +61,8 @@ def main():
             if me:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(300)
-        print(f"process {index} of {jax.process_count()} on {jax.device_count()} devices", flush=True)
+        count = jax.process_count()
+        print(f"process {index} of {count} on {jax.device_count()} devices", flush=True)
         if what == "preempted":
             raise errors.Preempted
         if what == "afterwards" and me:
@@ -102,16 +106,17 @@ def explicit(index: int, port: int, count: int = 2, **more: str) -> dict[str, st
 
 CLUSTERS = {
     "Slurm": lambda i, port: dict(
-        SLURM_JOB_ID=str(port), SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", SLURM_PROCID=i, SLURM_LOCALID=i
+        SLURM_JOB_ID=str(port), SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2",
+        SLURM_PROCID=i, SLURM_LOCALID=i,
     ),
     "Open MPI": lambda i, port: dict(
         OMPI_MCA_orte_hnp_uri=f"{port * 2**12}.0;tcp://127.0.0.1:1", OMPI_COMM_WORLD_SIZE="2",
         OMPI_COMM_WORLD_RANK=i, OMPI_COMM_WORLD_LOCAL_RANK=i,
     ),
     "GKE": lambda i, port: dict(
-        JAX_FORCE_TPU_INIT="1", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0",
-        MEGASCALE_COORDINATOR_ADDRESS="localhost:8080", MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID=i,
-        JAX_COORDINATOR_PORT=str(port),
+        JAX_FORCE_TPU_INIT="1", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost",
+        TPU_WORKER_ID="0", MEGASCALE_COORDINATOR_ADDRESS="localhost:8080",
+        MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID=i, JAX_COORDINATOR_PORT=str(port),
     ),
     "explicit": lambda i, port: explicit(int(i), port),
     "explicit, address as JAX names it": lambda i, port: dict(
