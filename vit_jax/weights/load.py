@@ -130,7 +130,8 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     Raises:
       UserError: it can't be read, or the file does not show enough.
     """
-    image_size = None if image_size is None else create.pair(image_size)
+    if image_size is not None:
+        image_size = create.pair(image_size)
     with tempfile.TemporaryDirectory() as folder, naming(path):
         location = fetch.locate(path, pathlib.Path(folder))
         if location.is_dir() and not safetensors_folder.is_folder(location):

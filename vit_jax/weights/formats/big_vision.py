@@ -65,8 +65,9 @@ def read(arrays: dict, path, grid=None, image_size=None) -> Weights:
     def our_name(name):
         if name in ("pos_embedding", "Transformer/pos_embedding"):
             return POSEMB
-        below_head = has_probe and name.split("/")[0] in MAP_PARTS
-        return vision_transformer.published_name(f"MAPHead_0/{name}" if below_head else name)
+        if has_probe and name.split("/")[0] in MAP_PARTS:
+            name = f"MAPHead_0/{name}"
+        return vision_transformer.published_name(name)
 
     params, file_names = rename(arrays, our_name, path)
     has_cls = "cls" in params and "embedding/kernel" in params

@@ -22,8 +22,9 @@ def locate(path, folder: pathlib.Path):
     try:
         location = absolute(path)
         if location.exists():
-            is_local = "://" not in str(path)
-            return location if is_local else copy(location, folder)
+            if "://" in str(path):
+                return copy(location, folder)
+            return location
     except Exception as error:  # every store has errors of its own
         raise UserError(
             f"{path} can't be reached ({one_line(error)[:160]}): check path, network and access"

@@ -16,8 +16,7 @@ from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
 GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
 GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-# Pillow's numbers.
-RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))
+RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))  # PIL
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
 POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
 
@@ -228,7 +227,9 @@ def preprocessing(processor: dict) -> dict:
 
 def shorter_side(size) -> int | None:
     """The shorter side of a size, which is a number or a dict."""
-    return min(size.values(), default=None) if isinstance(size, dict) else size
+    if isinstance(size, dict):
+        return min(size.values(), default=None)
+    return size
 
 
 def labels(config: dict, num_classes: int) -> tuple[str, ...]:
@@ -265,7 +266,7 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     params = dict(weights.params)
     if POSEMB not in params:
         params[POSEMB] = torch_layout.fixed_positions(model)
-    kind, name = ("deit", "DeiT") if model.distilled else ("vit", "ViT")
+    name = "DeiT" if model.distilled else "ViT"
     arrays = torch_layout.write(params, vit_rows(model.depth, model.distilled))
     architecture = f"{name}Model"
     if model.num_classes:
@@ -273,13 +274,13 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         if model.distilled:
             architecture += "WithTeacher"
         arrays = {
-            key if key.startswith(CLASSIFIERS) else f"{kind}.{key}": value
+            key if key.startswith(CLASSIFIERS) else f"{name.lower()}.{key}": value
             for key, value in arrays.items()
         }
     names = weights.class_names or tuple(f"LABEL_{i}" for i in range(model.num_classes))
     config = dict(
         architectures=[architecture],
-        model_type=kind,
+        model_type=name.lower(),
         hidden_size=model.width,
         num_hidden_layers=model.depth,
         num_attention_heads=model.num_heads,

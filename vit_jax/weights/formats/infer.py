@@ -82,7 +82,9 @@ def numbers(pattern: str, names) -> set[int]:
 def pooling(params) -> str:
     if "cls" in params:
         return "tok"
-    return "map" if any(name.startswith("MAPHead_0/") for name in params) else "gap"
+    if any(name.startswith("MAPHead_0/") for name in params):
+        return "map"
+    return "gap"
 
 
 def stem_units(params, path) -> tuple[int, ...]:

@@ -94,7 +94,8 @@ def files_of(folder) -> list:
 def read_file(path) -> dict[str, np.ndarray]:
     try:
         with safe_open(path, framework="np") as file:
-            return {name: as_float32(file.get_tensor(name), name, path) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            return {name: as_float32(file.get_tensor(name), name, path) for name in names}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: fetch the whole folder again") from None
     except DAMAGED as error:
