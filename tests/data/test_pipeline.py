@@ -42,9 +42,9 @@ def memory_source(pictures: np.ndarray, labels=None) -> Listing:
     labels = np.arange(len(pictures)) if labels is None else np.asarray(labels)
     names = [str(i) for i in range(labels.max() + 1)]
     return InMemory(
-        [tf.io.encode_png(picture).numpy() for picture in pictures],
-        "picture",
-        labels=labels,
+        name="picture",
+        files=[tf.io.encode_png(picture).numpy() for picture in pictures],
+        all_labels=labels,
         splits={},
         class_names=names,
         num_classes=len(names),

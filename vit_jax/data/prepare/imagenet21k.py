@@ -171,13 +171,13 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     names = index_cache.Strings.of(arrays, "names")
     spans = arrays["spans"]
     listing = tars.Members(
-        paths,
-        names,
-        of_tar,
-        spans,
+        tars=paths,
+        tar_of=of_tar,
+        spans=spans,
+        names=names,
         class_names=ids(),
         num_classes=NUM_CLASSES,
-        labels=labels,
+        all_labels=labels,
         splits={"train": known},
         fingerprint=index_cache.digest(
             "\n".join(wnids), arrays["counts"], names.bytes, names.ends, spans

@@ -138,8 +138,8 @@ def load(where: str) -> Listing:
         content.append(arrays["counts"])
     root = os.path.dirname(where)
     return Files(
-        lambda i: os.path.join(root, paths[i]),
-        labels=labels,
+        path=lambda i: os.path.join(root, paths[i]),
+        all_labels=labels,
         splits=splits,
         class_names=class_names,
         num_classes=num_classes,

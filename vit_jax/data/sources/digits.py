@@ -30,9 +30,9 @@ def load(_: str = "") -> Listing:
     )
     train, val = train_test_split(rest, test_size=360, random_state=0, stratify=labels[rest])
     return InMemory(
-        [png(image) for image in images],
-        "digits",
-        labels=labels,
+        name="digits",
+        files=[png(image) for image in images],
+        all_labels=labels,
         splits={"train": train, "val": val, "test": test},
         class_names=NAMES,
         num_classes=len(NAMES),

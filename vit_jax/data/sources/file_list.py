@@ -26,8 +26,8 @@ def load(given: Sequence[str]) -> tuple[list[str], Listing]:
             f"{', '.join(given)} has no images ({', '.join(SUFFIXES)}): give another folder"
         )
     return paths, Files(
-        paths.__getitem__,
-        labels=np.zeros(len(paths), np.int32),
+        path=paths.__getitem__,
+        all_labels=np.zeros(len(paths), np.int32),
         splits={"all": np.arange(len(paths))},
         class_names=(),
         num_classes=1,

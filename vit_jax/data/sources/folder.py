@@ -164,8 +164,8 @@ def load(root: str) -> Listing:
         return "/".join(part for part in (root, folders[folder_of[i]], images[i]) if part)
 
     return Files(
-        path,
-        labels=labels[folder_of],
+        path=path,
+        all_labels=labels[folder_of],
         splits=splits,
         class_names=tuple(classes),
         num_classes=len(classes),

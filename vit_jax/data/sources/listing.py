@@ -1,5 +1,6 @@
 """Labelled image files, wherever they are: a folder, tar shards, a CSV file, memory."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,27 +13,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # of images, in a
 MAX_LABEL_BYTES = 256  # a longer one is a text that was taken for a label by mistake
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Listing(Source):
-    """All files of a data set; their contents are the records.
+    """All files of a data set; their contents are the records."""
 
-    Attributes:
-      all_labels: int32 [files], or [files, set_size] padded with -1.
-      splits: name of each split -> numbers of its files.
-    """
+    all_labels: np.ndarray  # int32 [files], or [files, set_size] padded with -1
+    splits: Mapping[str, np.ndarray]  # name -> numbers of its files
 
-    def __init__(
-        self,
-        *,
-        labels: np.ndarray,
-        splits: Mapping[str, np.ndarray],
-        class_names: Sequence[str],
-        num_classes: int,
-        fingerprint: str,
-    ):
-        set_size = labels.shape[1] if labels.ndim == 2 else 0
-        super().__init__(class_names, num_classes, fingerprint, set_size)
-        self.all_labels = np.asarray(labels, np.int32)
-        self.splits = splits
+    def __post_init__(self):
+        self.all_labels = np.asarray(self.all_labels, np.int32)
+        if self.all_labels.ndim == 2:
+            self.set_size = self.all_labels.shape[1]
 
     def __len__(self) -> int:
         return len(self.all_labels)
@@ -47,12 +38,11 @@ class Listing(Source):
         return self.read([i])[0], int(self.all_labels[i])
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Files(Listing):
     """Image files by their paths."""
 
-    def __init__(self, path: Callable[[int], str], **common):
-        super().__init__(**common)
-        self.path = path
+    path: Callable[[int], str]
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return [storage.read(self.path(i)) for i in numbers]
@@ -61,13 +51,12 @@ class Files(Listing):
         return index_cache.printable(self.path(i))
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class InMemory(Listing):
-    """Encoded images in memory; `name` is that of the data set."""
+    """Encoded images in memory."""
 
-    def __init__(self, files: Sequence[bytes], name: str, **common):
-        super().__init__(**common)
-        self.files = files
-        self.name = name
+    name: str  # of the data set
+    files: Sequence[bytes]
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return [self.files[i] for i in numbers]

@@ -5,6 +5,7 @@ TensorFlow is imported only to parse records.
 
 import abc
 import copy
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -13,24 +14,18 @@ import numpy as np
 from vit_jax.errors import UserError
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Source(abc.ABC):
     """A random-access sequence of labelled images.
 
-    Attributes:
-      class_names: () if classes have only numbers.
-      num_classes: number of classes.
-      fingerprint: changes with the images, their order and their labels.
-      set_size: 0 if every image has one label; else `parse` gives int32 [set_size] labels, padded
-        with -1.
+    With a `set_size` above 0 an image has several labels: `parse` gives int32 [set_size], padded
+    with -1.
     """
 
-    def __init__(
-        self, class_names: Sequence[str], num_classes: int, fingerprint: str, set_size: int = 0
-    ):
-        self.class_names = class_names
-        self.num_classes = num_classes
-        self.fingerprint = fingerprint
-        self.set_size = set_size
+    class_names: Sequence[str]  # () if classes have only numbers
+    num_classes: int
+    fingerprint: str  # changes with the images, their order and their labels
+    set_size: int = 0
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -82,28 +77,28 @@ def gather(table: np.ndarray, i):
 class Subset(Source):
     """The examples `numbers` of another source, in this order."""
 
-    def __init__(self, whole: Source, numbers: np.ndarray):
-        super().__init__(whole.class_names, whole.num_classes, whole.fingerprint, whole.set_size)
-        self.whole = whole
+    def __init__(self, inner: Source, numbers: np.ndarray):
+        super().__init__(inner.class_names, inner.num_classes, inner.fingerprint, inner.set_size)
+        self.inner = inner
         self.numbers = np.asarray(numbers, np.int64)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
-        return self.whole.read([int(self.numbers[i]) for i in numbers])
+        return self.inner.read([int(self.numbers[i]) for i in numbers])
 
     def parse(self, record, i):
-        return self.whole.parse(record, gather(self.numbers, i))
+        return self.inner.parse(record, gather(self.numbers, i))
 
     def labels(self) -> np.ndarray:
-        return self.whole.labels()[self.numbers]
+        return self.inner.labels()[self.numbers]
 
     def describe(self, i: int) -> str:
-        return self.whole.describe(int(self.numbers[i]))
+        return self.inner.describe(int(self.numbers[i]))
 
     def example(self, i: int) -> tuple[bytes, int]:
-        return self.whole.example(int(self.numbers[i]))
+        return self.inner.example(int(self.numbers[i]))
 
 
 class Renumbered(Source):

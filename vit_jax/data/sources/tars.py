@@ -2,6 +2,7 @@
 built once.
 """
 
+import dataclasses
 import fnmatch
 import json
 import logging
@@ -26,29 +27,14 @@ LABELS = (".cls", ".json")
 MAX_MEMBER_BYTES = 1 << 16  # of a .cls or .json member
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Members(Listing):
-    """Image files in tars.
+    """Image files in tars."""
 
-    Args:
-      tars: paths of the tars.
-      names: of the images, for messages.
-      tar_of: which tar each image is in, int32 [images].
-      spans: (position, length) of each image in its tar, in bytes, int64 [images, 2].
-    """
-
-    def __init__(
-        self,
-        tars: Sequence[str],
-        names: Sequence[str],
-        tar_of: np.ndarray,
-        spans: np.ndarray,
-        **common,
-    ):
-        super().__init__(**common)
-        self.tars = tars
-        self.names = names
-        self.tar_of = tar_of
-        self.spans = spans
+    tars: Sequence[str]  # paths
+    tar_of: np.ndarray  # the tar that each image is in, int [images]
+    spans: np.ndarray  # (position, length) of each image in its tar, in bytes, int64 [images, 2]
+    names: Sequence[str]  # of the images, for messages
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         spans = self.spans
@@ -128,8 +114,8 @@ def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] 
     target = posixpath.normpath(member.linkname)
     if member.issparse() or (member.islnk() and target not in spans):
         raise UserError(
-            f"member {member.name} of {path} is not supported, a sparse file or a link to "
-            "something that is not before it: make the tar again without"
+            f"member {member.name} of {path} is not supported (a sparse file, or a link to a later "
+            "or missing member): make the tar again without it"
         )
     if member.islnk():
         return spans[target]
@@ -358,11 +344,11 @@ def load(where: str) -> Listing:
             splits |= dict.fromkeys(names, numbers)
     labels, class_names, num_classes = number_classes(texts, splits, where)
     return Members(
-        paths,
-        keys,
-        shard,
-        spans,
-        labels=labels,
+        tars=paths,
+        tar_of=shard,
+        spans=spans,
+        names=keys,
+        all_labels=labels,
         splits=splits,
         class_names=class_names,
         num_classes=num_classes,
