@@ -48,7 +48,6 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     from vit_jax import config as configs
     from vit_jax.benchmark import step
     from vit_jax.distributed import runtime
-    from vit_jax.models.flops import model_flops
     from vit_jax.train import experiment, loop
     from vit_jax.train import state as states
 
@@ -84,7 +83,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
         train,
         lambda: infer(state.params, images["image"]),
         jax.block_until_ready,
-        model_flops(job.model),
+        job.model.flops,
     )
 
 

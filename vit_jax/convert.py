@@ -131,15 +131,16 @@ def prove(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
     Raises:
       NegativeResult: the logits differ.
     """
-    settings = dict(grid=getattr(model, "grid", None)) if target in ARCHIVES else {}
+    settings = dict(grid=model.grid) if target in ARCHIVES else {}
     converted = pretrained.read(made, **settings)
     largest, tolerance = difference(weights, converted, model)
     if not largest <= tolerance:  # true for nan, too
-        after = create.create(**converted.fields)
+        before = create.fields(model)
+        after = create.fields(create.create(**converted.fields))
         lost = [
-            f"{name}={getattr(model, name)} becomes {getattr(after, name, None)}"
+            f"{name}={before[name]} becomes {after.get(name)}"
             for name in ("gelu", "ln_eps")
-            if getattr(model, name, None) != getattr(after, name, None)
+            if before.get(name) != after.get(name)
         ]
         raise NegativeResult(
             f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"

@@ -13,7 +13,6 @@ import numpy as np
 from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
-from vit_jax.models.flops import model_flops
 from vit_jax.plan import compilation
 from vit_jax.train import experiment
 from vit_jax.train import state as states
@@ -97,7 +96,7 @@ def measure(config, args, product: float) -> list[dict]:
         inference = seconds_per_call(
             lambda: infer(state.params, batch["image"]), args.steps, args.runs
         )
-    flops = size * model_flops(job.model) / job.num_chips
+    flops = size * job.model.flops / job.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

@@ -17,8 +17,7 @@ import numpy as np
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models.flops import model_flops
-from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import attention
 from vit_jax.train.experiment import Job
 
 # Bytes per token and layer that wait for the backward pass, as a multiple of the width; bf16
@@ -127,30 +126,26 @@ def layer_bytes(one: Sketch) -> float:
     length = tokens_of(model)
     keeps_scores = (
         settings.remat == "none"
-        and length <= kernels.EINSUM_UP_TO
+        and length <= attention.EINSUM_UP_TO
         and settings.attention in ("auto", "einsum")
     )
-    scores = (
-        itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128)
-        if keeps_scores
-        else 0
-    )
+    scores = itemsize * model.num_heads * 128 * math.ceil(length / 128) if keeps_scores else 0
     return KEPT[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
 
 
 def tokens_of(model) -> int:
-    return math.prod(model.grid) + getattr(model, "num_prefix", 0)
+    return math.prod(model.grid) + model.num_prefix
 
 
 def activation_bytes(one: Sketch) -> float:
     """Bytes per chip of activations at the height of a step."""
     model = one.model
     images = one.config.data.batch_size / one.config.accum_steps / one.batch_shards
-    if not hasattr(model, "depth"):  # a ResNet: its FLOPs stand for the size of its maps
-        return images * model_flops(model) / 60
+    if not model.depth:  # a ResNet: its FLOPs stand for the size of its maps
+        return images * model.flops / 60
     tokens = images * tokens_of(model)
     split = min(one.mesh["tensor"], 2)  # heads and MLP are split, the residual stream is not
-    stem = images * 12e6 if getattr(model, "stem_units", None) else 0
+    stem = images * 12e6 if model.stem_units else 0
     return tokens * (model.depth * layer_bytes(one) + WORKING * model.width) / split + stem
 
 
@@ -169,7 +164,7 @@ def communication_ms(one: Sketch) -> float:
         waits += 2 * size / mesh["fsdp"] / link
     if mesh["fsdp"] > 1:
         waits += 0.5 * 3 * size / link  # half of it hides behind computation
-    if mesh["tensor"] > 1 and hasattr(one.model, "depth"):
+    if mesh["tensor"] > 1 and one.model.depth:
         tokens = one.config.data.batch_size / one.batch_shards * tokens_of(one.model)
         waits += 4 * one.model.depth * 2 * 2 * tokens * one.model.width / link
     return 1e3 * waits
@@ -181,7 +176,7 @@ def guess(one: Sketch) -> Guess:
     held, gradients = state_bytes(one)
     images = config.data.batch_size / one.batch_shards
     held += config.data.prefetch * images * 3 * config.image_size**2
-    flops = 3 * model_flops(one.model) * config.data.batch_size / one.num_chips
+    flops = 3 * one.model.flops * config.data.batch_size / one.num_chips
     precision = 1 if config.model.dtype == "bfloat16" else 2
     compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * SLOWER[settings]
     compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)

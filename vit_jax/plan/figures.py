@@ -8,7 +8,6 @@ import math
 import jax
 
 from vit_jax.distributed import sharding
-from vit_jax.models.flops import model_flops
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Job
@@ -88,7 +87,7 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
 
 def speed(job: Job, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
-    config, chips, flops = job.config, job.num_chips, 3 * model_flops(job.model)
+    config, chips, flops = job.config, job.num_chips, 3 * job.model.flops
     batch = config.data.batch_size
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
     days = dict(
@@ -123,7 +122,7 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
         params_split=sharding.split_share(job.state.params, job.mesh),
-        model_flops_per_image=3 * model_flops(job.model),
+        model_flops_per_image=3 * job.model.flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=[] if fits else suggestions.suggest(job, limit_gib, compiled.total_bytes),

@@ -5,8 +5,9 @@ compiled.
 import itertools
 from typing import Any
 
+from vit_jax.distributed import hardware
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import attention
 from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.plan.suggestions import MARGIN, changed, lines
@@ -22,17 +23,10 @@ FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attent
 def settings(job: Job):
     """Every combination worth a thought, as flat config values."""
     replicas, chips = job.mesh.shape["replica"], job.num_chips
-    slices = len({getattr(device, "slice_index", 0) for device in job.mesh.devices.flat})
-    layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
-    remats = (
-        ("none", "names", "dots", "full")
-        if "remat" in type(job.model).__dataclass_fields__
-        else ("none",)
-    )
-    is_long = (
-        getattr(job.model, "num_heads", 0)
-        and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
-    )
+    slices = len({hardware.slice_index(device) for device in job.mesh.devices.flat})
+    layers = (False, True) if job.model.can_stack else (False,)
+    tokens = job.model.grid[0] * job.model.grid[1]
+    is_long = job.model.num_heads and tokens > attention.EINSUM_UP_TO
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         if chips % (replicas * fsdp * tensor):
@@ -46,7 +40,7 @@ def settings(job: Job):
             continue
         zeros = (False, True) if mesh["mesh.data"] > 1 and fsdp == 1 else (False,)
         for zero, scan, remat, accum, kind in itertools.product(
-            zeros, layers, remats, MICROBATCHES, kinds
+            zeros, layers, job.model.remat_choices, MICROBATCHES, kinds
         ):
             model = {"model.scan": scan, "model.remat": remat, "model.attention": kind}
             yield (

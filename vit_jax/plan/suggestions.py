@@ -37,10 +37,10 @@ def levers(job: Job) -> list[dict]:
         found.append({"optim.momentum_dtype": "bfloat16"})
     if config.model.dtype == "float32":
         found.append({"model.dtype": "bfloat16"})
-    if "remat" in type(job.model).__dataclass_fields__:
+    if len(job.model.remat_choices) > 1:
         if config.model.scan and config.model.remat == "none":
             found.append({"model.scan": False})
-        order = ["none", "names", "dots", "full"]
+        order = job.model.remat_choices
         found += [{"model.remat": remat} for remat in order[order.index(config.model.remat) + 1 :]]
     found += [{"accum_steps": n} for n in (2, 4, 8, 16, 32) if n > config.accum_steps]
     return found

@@ -21,7 +21,6 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
 from vit_jax.models import create
-from vit_jax.models.flops import model_flops
 from vit_jax.train import experiment, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
@@ -238,7 +237,7 @@ def train(config, folder: epath.Path) -> None:
         log.info(line)
 
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    timer = StepTimer(config.data.batch_size, 3 * model_flops(model), peak, jax.device_count())
+    timer = StepTimer(config.data.batch_size, 3 * model.flops, peak, jax.device_count())
     abstract = states.abstract_state(config, model, tx, mesh)
     train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
     eval_steps = suite.make_steps(config, model)

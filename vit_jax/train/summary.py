@@ -4,7 +4,6 @@ import jax
 
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
-from vit_jax.models.flops import model_flops
 from vit_jax.weights import scan_layout
 
 
@@ -30,7 +29,7 @@ def head(config, model, params, facts, total_steps: int, schedule, mesh) -> list
     """
     batch, examples = config.data.batch_size, facts.num_examples
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    forward = model_flops(model)
+    forward = model.flops
     run = 3 * forward * batch * total_steps
     name = catalog.data_name(config.data)
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""

@@ -226,7 +226,7 @@ def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: s
             f"no model has the sizes of these weights ({one_line(error)[:160]}): fetch the file "
             "again"
         ) from error
-    if hasattr(model, "prefix"):
+    if model.architecture == "vit":
         fit_tokens(params, held, model, report)
     if new_head or not model.num_classes:
         for name in [name for name in params if name.split("/")[0] in HEADS]:
@@ -318,12 +318,12 @@ def held_model(weights: Weights, model: classifier.Classifier) -> classifier.Cla
         number of tokens.
     """
     held = create.create(**weights.fields).with_scan(False)
-    if type(held) is not type(model):
+    if held.architecture != model.architecture:
         raise UserError(
             f"the weights are of {type(held).__name__}, but the model is {type(model).__name__}: "
             "choose one that fits"
         )
-    if hasattr(model, "tokens_mlp_dim") and math.prod(held.grid) != math.prod(model.grid):
+    if not model.any_num_tokens and math.prod(held.grid) != math.prod(model.grid):
         raise UserError(
             f"the token mixing was trained for {held.grid[0]} x {held.grid[1]} patches, not "
             f"{model.grid[0]} x {model.grid[1]}, and can't be resampled: use "
@@ -334,15 +334,14 @@ def held_model(weights: Weights, model: classifier.Classifier) -> classifier.Cla
 
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError where a config says otherwise than the weights and no shape would show it."""
-    held = held_model(weights, model)
-    fields = SAME_FUNCTION + (
-        SAME_TOKENS if getattr(held, "pool", None) == getattr(model, "pool", None) else ()
-    )
-    differ = [
-        field for field in fields if getattr(held, field, None) != getattr(model, field, None)
-    ]
+    theirs = create.fields(held_model(weights, model))
+    ours = create.fields(model)
+    fields = SAME_FUNCTION
+    if theirs.get("pool") == ours.get("pool"):
+        fields += SAME_TOKENS
+    differ = [field for field in fields if theirs.get(field) != ours.get(field)]
     if differ:
         flags = " ".join(
-            f"--config.model.{field}={getattr(held, field)}".replace(" ", "") for field in differ
+            f"--config.model.{field}={theirs[field]}".replace(" ", "") for field in differ
         )
         raise UserError(f"the weights and config.model differ in {', '.join(differ)}: add {flags}")
