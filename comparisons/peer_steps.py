@@ -49,7 +49,6 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     from vit_jax import config as configs
     from vit_jax.benchmark import step
     from vit_jax.distributed import runtime
-    from vit_jax.models.flops import model_flops
     from vit_jax.train import loop
     from vit_jax.train import state as states
     from vit_jax.train.experiment import Experiment
@@ -82,7 +81,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     def infer():
         return apply(state.params, images["image"])
 
-    return train, infer, jax.block_until_ready, model_flops(job.model)
+    return train, infer, jax.block_until_ready, job.model.flops
 
 
 def big_vision(model: str, batch: int, dtype: str, path: str, options: list[str]):

@@ -132,17 +132,16 @@ def verify(weights, made: pathlib.Path, model, target: str, source: str) -> dict
     Raises:
       NegativeResult: the logits differ.
     """
-    grid = None
-    if target in ARCHIVES:  # which do not show it
-        grid = getattr(model, "grid", None)
+    grid = model.grid if target in ARCHIVES else None  # archives do not show it
     converted = pretrained.read(made, grid=grid)
     largest, tolerance = difference(weights, converted, model)
     if not largest <= tolerance:  # also if it is nan
-        after = create.create(**converted.fields)
+        before = create.fields(model)
+        after = create.fields(create.create(**converted.fields))
         changes = [
-            f"{name}={getattr(model, name)} becomes {getattr(after, name, None)}"
+            f"{name}={before[name]} becomes {after.get(name)}"
             for name in ("gelu", "ln_eps")
-            if getattr(model, name, None) != getattr(after, name, None)
+            if before.get(name) != after.get(name)
         ]
         reason = f" ({', '.join(changes)})" if changes else ""
         raise NegativeResult(

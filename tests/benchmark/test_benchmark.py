@@ -14,7 +14,6 @@ from vit_jax import config as configs
 from vit_jax.benchmark import __main__ as benchmark
 from vit_jax.benchmark import data
 from vit_jax.distributed import hardware, runtime
-from vit_jax.models.flops import model_flops
 from vit_jax.train import experiment
 from vit_jax.weights import adapt
 
@@ -111,7 +110,7 @@ def test_the_step_of_several_models(tiny, tmp_path):
         model = experiment.make_model(config, 10)
         assert math.prod(model.grid) == patches
         speed = found[f"{name}: training", "images/s"]["runs"]
-        flops = 3 * model_flops(model) / jax.device_count()
+        flops = 3 * model.flops / jax.device_count()
         mfu = found[f"{name}: of the peak in products", "MFU"]["runs"]
         assert len(mfu) == 2 and mfu == pytest.approx([one * flops / product for one in speed])
         memory = found[f"{name}: memory of the step, per device", "MiB"]["median"]

@@ -14,8 +14,7 @@ from vit_jax import config as configs
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models.ops import attention as kernels
-from vit_jax.models.ops import blockwise, einsum, splash
+from vit_jax.models.ops import attention, blockwise, einsum, splash
 from vit_jax.weights import scan_layout
 
 interpreted = functools.partial(splash.splash, interpret=True)
@@ -104,7 +103,7 @@ def test_every_device_computes_its_own_examples_and_heads(way, batch):
         wanted = sharding.spec("batch" if batch > 1 else None, None, "heads", None)
         placed = [jax.device_put(x, jax.NamedSharding(mesh, wanted)) for x in arrays]
         run = jax.jit(outputs, static_argnums=0).lower(
-            functools.partial(kernels.on_every_device, WAYS[way]), *placed
+            functools.partial(attention.on_every_device, WAYS[way]), *placed
         )
         compiled = run.compile()
         found = compiled(*placed)
@@ -158,7 +157,7 @@ CHOICES = {
 def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
     shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in (196, 256, 576, 1370)]
     chosen = CHOICES[platform, dtype]
-    assert [kernels.choose("auto", x, x, platform) for x in shapes] == [
+    assert [attention.choose("auto", x, x, platform) for x in shapes] == [
         "einsum",
         "einsum",
         chosen,
@@ -166,14 +165,14 @@ def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
     ]
     probe = jax.ShapeDtypeStruct((8, 1, 16, 80), dtype)
     for wanted in ("auto", "blockwise"):
-        assert kernels.choose(wanted, probe, shapes[-1], platform) == "einsum"
+        assert attention.choose(wanted, probe, shapes[-1], platform) == "einsum"
     for wanted in ("einsum", "blockwise"):
-        assert kernels.choose(wanted, shapes[0], shapes[0], platform) == wanted
+        assert attention.choose(wanted, shapes[0], shapes[0], platform) == wanted
 
 
 def test_heads_that_cudnn_does_not_take_are_computed_in_blocks():
     x = jax.ShapeDtypeStruct((8, 1370, 4, 100), jnp.bfloat16)
-    assert kernels.choose("auto", x, x, "cuda") == "blockwise"
+    assert attention.choose("auto", x, x, "cuda") == "blockwise"
 
 
 def test_the_platform_is_that_of_the_mesh():
@@ -184,7 +183,7 @@ def test_the_platform_is_that_of_the_mesh():
     with jax.sharding.use_abstract_mesh(mesh):
         assert hardware.platform() == "tpu"
         found = jax.eval_shape(
-            lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32),
+            lambda x: attention.attend(x, x, x, x.dtype, jnp.float32),
             inputs(600, 64, 4, dtype=jnp.bfloat16)[0],
         )
         assert found.shape == (4, 600, 2, 64)

@@ -13,7 +13,7 @@ from conftest import golden_file
 
 import vit_jax
 from vit_jax.models import encoder
-from vit_jax.models.ops import cpu_matmul, layer_norm, precision
+from vit_jax.models.ops import cpu_attention, cpu_matmul, dense, layer_norm
 
 # Rounding to bfloat16 changes a number by at most this share, so a product of two by 2 ROUND +
 # ROUND^2.
@@ -50,7 +50,7 @@ def test_a_product_and_its_gradients_are_those_of_rounded_operands(sizes):
 def test_flaxs_layers_take_the_product(axes):
     x = draw(2, 5, 4, 6)
     layers = [
-        nn.DenseGeneral(7, axis=axes, **options) for options in ({}, precision.layer(jnp.bfloat16))
+        nn.DenseGeneral(7, axis=axes, **options) for options in ({}, dense.product(jnp.bfloat16))
     ]
     params = layers[0].init(jax.random.key(0), x)
     truth, found = (layer.apply(params, x) for layer in layers)
@@ -74,13 +74,15 @@ def test_patches_are_the_convolution(side, padding):
             image, kernel, (8, 8), padding, dimension_numbers=dimensions
         )
 
-    found = cpu_matmul.patches(image, kernel, (8, 8), padding, dimension_numbers=dimensions)
+    found = cpu_matmul.patch_convolution(
+        image, kernel, (8, 8), padding, dimension_numbers=dimensions
+    )
     bound = BOTH * convolved(np.abs(image), np.abs(kernel))
     assert found.shape == bound.shape and (np.abs(found - convolved(image, kernel)) <= bound).all()
 
 
 def attention64(query, key, value):
-    scores = np.einsum("bqhk,bvhk->bhqv", query, key)
+    scores = np.einsum("bqhk,bvhk->bhqv", query, key) / np.sqrt(query.shape[-1])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return np.einsum("bhqv,bvhk->bqhk", weights, value)
@@ -94,7 +96,7 @@ def test_attention_equals_float64(dtype, other):
     """
     bound = dict(float32=1e-5, bfloat16=0.03)[dtype]
     arrays = [draw(2, n, 3, 8, seed=i) for i, n in enumerate((9, other, other, 9))]
-    attend = lambda *inputs: cpu_matmul.attention(*inputs, jnp.dtype(dtype))  # noqa: E731
+    attend = lambda *inputs: cpu_attention.cpu_attention(*inputs, jnp.dtype(dtype))  # noqa: E731
     y, *gradients = with_gradients(attend, arrays[3], *arrays[:3])
     wide = [x.astype(np.float64) for x in arrays]
     truth = attention64(*wide[:3])
@@ -115,7 +117,7 @@ def test_attention_equals_float64(dtype, other):
 def test_large_scores_do_not_overflow():
     x = np.full((1, 4, 1, 8), 100.0, np.float32)
     y, *gradients = with_gradients(
-        lambda *a: cpu_matmul.attention(*a, jnp.dtype("bfloat16")), x, x, x, x
+        lambda *a: cpu_attention.cpu_attention(*a, jnp.dtype("bfloat16")), x, x, x, x
     )
     assert np.isfinite(gradients).all() and (y == 100.0).all()
 

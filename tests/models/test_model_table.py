@@ -12,7 +12,6 @@ from conftest import ROOT
 
 import vit_jax
 from vit_jax.models import __main__ as models
-from vit_jax.models.flops import model_flops
 
 DOCS = ROOT / "docs/models.md"
 BEGIN, END = "<!-- python -m vit_jax.models -->", "<!-- end of the table -->"
@@ -98,7 +97,7 @@ def cost(name: str) -> tuple[int, float]:
     lowered = jax.jit(lambda params, image: model.apply({"params": params}, image)).lower(
         params, image
     )
-    return model_flops(model), lowered.cost_analysis()["flops"]
+    return model.flops, lowered.cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models import encoder
-from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import attention
 
 pytestmark = pytest.mark.plan
 
@@ -54,7 +54,7 @@ def placed(mesh, shape, dtype, *axes):
 )
 def test_auto_takes_splash_which_every_device_computes_alone(devices, length, width, dtype):
     mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
-    function = lambda x: kernels.attention(x, x, x, x.dtype, jnp.float32)  # noqa: E731
+    function = lambda x: attention.attend(x, x, x, x.dtype, jnp.float32)  # noqa: E731
     program = compiled(
         function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv")
     )

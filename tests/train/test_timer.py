@@ -8,7 +8,6 @@ import pytest
 
 import vit_jax
 from vit_jax.distributed import hardware
-from vit_jax.models.flops import model_flops
 from vit_jax.train import timer as timers
 from vit_jax.train.timer import StepTimer, hbm_gib
 from vit_jax.weights import adapt
@@ -51,7 +50,7 @@ def test_model_flops_agree_with_xla(variant, options):
     )
     counted = lowered.cost_analysis()["flops"]
     # XLA counts elementwise operations, too, and leaves out the zeros that padding multiplies.
-    assert model_flops(model) == pytest.approx(counted, rel=0.03)
+    assert model.flops == pytest.approx(counted, rel=0.03)
 
 
 class Clock:

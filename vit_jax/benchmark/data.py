@@ -25,7 +25,6 @@ from vit_jax.data.sources import open as sources
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models.flops import model_flops
 from vit_jax.train import experiment
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
@@ -157,7 +156,7 @@ def chips_of(topology: str) -> tuple[str, int]:
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """The images/s that `count` chips of a `kind` process, and the host cores that they need."""
-    flops = 3 * model_flops(experiment.make_model(config, num_classes))
+    flops = 3 * experiment.make_model(config, num_classes).flops
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),

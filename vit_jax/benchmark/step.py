@@ -13,7 +13,6 @@ import numpy as np
 from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
-from vit_jax.models.flops import model_flops
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment, total_bytes
 from vit_jax.train.timer import timed
@@ -93,7 +92,7 @@ def measure(config, args, product: float) -> list[dict]:
 
         call = lambda: infer(state.params, batch["image"])  # noqa: E731
         inference = seconds_per_call(call, args.steps, args.runs)
-    flops = 3 * size * model_flops(job.model) / job.num_chips
+    flops = 3 * size * job.model.flops / job.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

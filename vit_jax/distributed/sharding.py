@@ -219,9 +219,9 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 def check_model(model, mesh: Mesh) -> None:
     """Raises UserError if tensor parallelism does not divide the model."""
     tensor = mesh.shape["tensor"]
-    for what in ("num_heads", "mlp_dim", "tokens_mlp_dim", "channels_mlp_dim"):
-        if getattr(model, what, 0) % tensor:
+    for name, size in model.tensor_sizes.items():
+        if size % tensor:
             raise UserError(
-                f"config.mesh.tensor={tensor} does not divide the model's "
-                f"{what}={getattr(model, what)}: use a divisor"
+                f"config.mesh.tensor={tensor} does not divide the model's {name}={size}: use a "
+                "divisor"
             )

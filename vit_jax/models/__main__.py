@@ -1,5 +1,4 @@
-"""A table of the named models: parameters, work, tokens, and the formats that their weights come
-in.
+"""A table of the named models: parameters, FLOPs, tokens, and the formats of their weights.
 
 python -m vit_jax.models
 """
@@ -8,28 +7,25 @@ import math
 import sys
 
 import jax
-import jax.numpy as jnp
 
 from vit_jax import cli
 from vit_jax.models import create
-from vit_jax.models.flops import model_flops
 
-IMAGE_SIZE, NUM_CLASSES = 224, 1000
+IMAGE_SIZE = 224
+NUM_CLASSES = 1000
 
 FORMATS = ("published", "big_vision", "timm", "hf", "ours")
 VITS = ("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14", "g/14", "G/14")
+DISTILLED = ("Ti/16", "S/16", "B/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R50+B/16", "R50+L/32", "R50+L/16")
 MIXERS = ("S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14")
 RESNETS = ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4")
 
-# (variant, what else to give create_model, formats).
+# (variant, other arguments of create_model, formats).
 ROWS = [
     *((variant, {}, FORMATS) for variant in VITS),
     ("So400m/14", dict(pool="map"), ("big_vision", "timm", "ours")),
-    *(
-        (variant, dict(distilled=True), ("timm", "hf", "ours"))
-        for variant in ("Ti/16", "S/16", "B/16")
-    ),
+    *((variant, dict(distilled=True), ("timm", "hf", "ours")) for variant in DISTILLED),
     *((variant, {}, ("published", "ours")) for variant in HYBRIDS),
     *((f"Mixer-{size}", {}, ("published", "big_vision", "ours")) for size in MIXERS),
     *((variant, {}, ("published", "ours")) for variant in RESNETS),
@@ -38,11 +34,7 @@ ROWS = [
 
 def num_params(model) -> int:
     """Parameters of a model, from shapes alone."""
-    image = jnp.zeros((1, *model.image_size, 3))
-    return sum(
-        leaf.size
-        for leaf in jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0), image)))
-    )
+    return sum(leaf.size for leaf in jax.tree.leaves(create.abstract_params(model)))
 
 
 def line(cells) -> str:
@@ -53,16 +45,9 @@ def row(variant: str, options: dict, formats: tuple[str, ...]) -> str:
     model = create.create(variant, NUM_CLASSES, IMAGE_SIZE, **options)
     name = ", ".join([f"`{variant}`", *(f"`{key}={value!r}`" for key, value in options.items())])
     tokens = math.prod(model.grid) + model.num_prefix
-    flops = f"{model_flops(model) / 1e9:,.2f}"
-    return line(
-        [
-            name,
-            f"{num_params(model):,}",
-            flops,
-            str(tokens),
-            *("x" if f in formats else "" for f in FORMATS),
-        ]
-    )
+    flops = f"{model.flops / 1e9:,.2f}"
+    marks = ["x" if name in formats else "" for name in FORMATS]
+    return line([name, f"{num_params(model):,}", flops, str(tokens), *marks])
 
 
 def table() -> str:

@@ -4,7 +4,7 @@ standardisation.
 Parameter names are those of big_vision's `bit_paper`, close to the hybrids':
 `root_block/conv_root/kernel`, `block1/unit01/{gn1,gn2,gn3}/{scale,bias}`,
 `.../{conv1,conv2,conv3,conv_proj}/kernel`, `norm-pre-head/{scale,bias}`, `head/{kernel,bias}`. The
-published files spell them as TensorFlow's scopes: `vit_jax.weights.formats.bit` maps both ways.
+published files name them by TensorFlow's scopes: `vit_jax.weights.formats.bit` maps both ways.
 
 What differs from the hybrids' stem (`vit_jax.models.resnet`), which is a ResNet v1: the units
 normalise before they convolve, and the shortcut is not normalised; GroupNorm's epsilon is 1e-5 and
@@ -13,6 +13,7 @@ its variance is that of the centred values; weight standardisation adds 1e-10 to
 """
 
 import functools
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,9 +23,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.classifier import Classifier
 
-# What stands around the image where the max-pool of the root reaches beyond it. zeros: the code
-# that the published weights come from (big_transfer). lowest: minus infinity, as in big_vision; it
-# matters where all inputs are negative.
+# What the max-pool of the root sees beyond the image. zeros: as in the code that the published
+# weights come from (big_transfer). lowest: minus infinity, as in big_vision; it matters if all
+# inputs of a window are negative.
 POOL_PADDINGS = ("zeros", "lowest")
 
 GROUPS = 32
@@ -34,9 +35,8 @@ std_conv = functools.partial(resnet.std_conv, std_eps=0.0, var_eps=1e-10)
 
 def norm_relu(x, name: str, dtype):
     """GroupNorm and ReLU; call inside a compact method. x: [batch, H, W, C]."""
-    return nn.relu(
-        nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, dtype=dtype, name=name)(x)
-    )
+    norm = nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, dtype=dtype, name=name)
+    return nn.relu(norm(x))
 
 
 class RootBlock(nn.Module):
@@ -52,12 +52,13 @@ class RootBlock(nn.Module):
     def __call__(self, x):
         x = std_conv(self.width, 7, "conv_root", self.dtype, stride=2, padding=3)(x)
         if self.pool_padding == "zeros":
-            return nn.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2))
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            return nn.max_pool(x, (3, 3), strides=(2, 2))
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
 class ResidualUnit(nn.Module):
-    """Pre-activation bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut where the shape
+    """Pre-activation bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut if the shape
     changes.
 
     [batch, H, W, in] -> [batch, H / stride, W / stride, 4 * features]
@@ -90,11 +91,11 @@ class Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        stride = self.stride
         for i in range(self.units):
-            unit = ResidualUnit(
-                self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1:02d}"
-            )
-            x = sharding.constrain(unit(x), "batch", None, None, "embed")
+            x = ResidualUnit(self.features, stride, self.dtype, name=f"unit{i + 1:02d}")(x)
+            x = sharding.constrain(x, "batch", None, None, "embed")
+            stride = 1
         self.sow("intermediates", "output", x)
         return x
 
@@ -111,6 +112,8 @@ class ResNet(Classifier):
     width_factor: float = 1  # the first stage has 64 times as many features
     pool_padding: str = "zeros"
 
+    architecture = "bit"
+
     @property
     def stem_width(self) -> int:
         return int(64 * self.width_factor)
@@ -121,10 +124,6 @@ class ResNet(Classifier):
         return 4 * self.stem_width * 2 ** (len(self.units) - 1)
 
     @property
-    def num_prefix(self) -> int:
-        return 0
-
-    @property
     def cell(self) -> tuple[int, int]:
         """Pixels by (height, width) that one position of the last feature map stands for."""
         side = 4 * 2 ** (len(self.units) - 1)
@@ -133,16 +132,17 @@ class ResNet(Classifier):
     @property
     def grid(self) -> tuple[int, int]:
         """Positions of the last feature map by (height, width) at `image_size`."""
-        h, w = (-(-side // cell) for side, cell in zip(self.image_size, self.cell, strict=True))
-        return h, w
+        (height, width), (h, w) = self.image_size, self.cell
+        return math.ceil(height / h), math.ceil(width / w)
+
+    @property
+    def flops(self) -> int:
+        total, channels = resnet.flops(self.image_size, self.units, self.stem_width)
+        return total + 2 * channels * self.num_classes
 
     def check(self) -> None:
         super().check()
-        if self.pool_padding not in POOL_PADDINGS:
-            raise UserError(
-                f"model pool_padding {self.pool_padding!r} is unknown: use one of "
-                f"{', '.join(POOL_PADDINGS)}"
-            )
+        self.check_choice("pool_padding", POOL_PADDINGS)
         if not self.units or min(self.units) < 1:
             raise UserError(
                 f"model units {self.units} must be one or more stages of at least 1 bottleneck each"
@@ -166,4 +166,4 @@ class ResNet(Classifier):
         self.sow("intermediates", "encoded", x)
         x = x.mean(axis=(1, 2))
         self.sow("intermediates", "pre_logits", x)
-        return (self.head(x) if self.num_classes else x).astype(jnp.float32)
+        return self.logits(x)

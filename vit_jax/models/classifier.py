@@ -1,4 +1,6 @@
-"""What every architecture has: the images that it expects, and a linear head."""
+"""What every architecture has: the images that it expects, a linear head, and facts that others ask
+for.
+"""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -10,7 +12,11 @@ HALF = (0.5, 0.5, 0.5)
 
 
 class Classifier(nn.Module):
-    """Base of the models. With `num_classes=0` they return what the head reads."""
+    """Base of the models. With `num_classes=0` they return what the head reads.
+
+    Every architecture also defines `architecture` (its name in `create`), `width`, `cell` (pixels
+    per token), `grid` (tokens) and `flops`.
+    """
 
     image_size: tuple[int, int] = (224, 224)
     num_classes: int = 1000
@@ -20,15 +26,38 @@ class Classifier(nn.Module):
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF
     interpolation: str = "bilinear"
-    crop: float | None = (
-        None  # share of the small side that a central crop keeps; None: the whole image
-    )
+    # The central crop as a share of the shorter side, such as 0.875; None: the whole image.
+    crop: float | None = None
 
-    scan = False  # layers are not stacked, where an architecture has no field of that name
+    # Facts about an architecture, unless it says otherwise.
+    depth = 0  # layers on a sequence of tokens; 0: none
+    num_heads = 0  # of attention in every layer; 0: none
+    stem_units = None  # bottlenecks by stage of the ResNet stem of a hybrid
+    prefix = ()  # (parameter, tokens) before the patch tokens, in order
+    can_stack = False  # whether `scan=True` can run the layers as one loop over stacked parameters
+    scan = False
+    remat_choices = ("none",)  # from the most memory to the least
+    any_num_tokens = True  # false: the weights fit one number of tokens and cannot be resampled
+
+    @property
+    def num_prefix(self) -> int:
+        return sum(count for _, count in self.prefix)
+
+    @property
+    def flops(self) -> int:
+        """Forward FLOPs of one image: 2 per multiply-add of every matrix product and convolution,
+        attention included.
+        """
+        raise NotImplementedError
+
+    @property
+    def tensor_sizes(self) -> dict[str, int]:
+        """Sizes by name that the number of devices of tensor parallelism must divide."""
+        return {}
 
     @property
     def preprocess(self) -> dict:
-        """How images must come: resized and cropped so, then (image / 255 - mean) / std."""
+        """How images are resized and cropped; then comes (image / 255 - mean) / std."""
         names = ("mean", "std", "image_size", "interpolation", "crop")
         return {name: getattr(self, name) for name in names}
 
@@ -37,19 +66,28 @@ class Classifier(nn.Module):
         return normalize(image, self.mean, self.std)
 
     def with_scan(self, scan: bool):
-        """The same model with its layers stacked or not, where it can stack them."""
-        return self.clone(scan=scan) if "scan" in self.__dataclass_fields__ else self
+        """The same model with its layers stacked or not, if it can stack them."""
+        return self.clone(scan=scan) if self.can_stack else self
+
+    def portable(self):
+        """The same model without choices that only some platforms can run."""
+        return self
 
     def check(self) -> None:
-        """Raises UserError where fields do not fit together."""
+        """Raises UserError if fields do not fit together."""
         if not isinstance(self.num_classes, int) or self.num_classes < 0:
             raise UserError(
                 f"model num_classes={self.num_classes!r}: give a whole number, 0 for no head"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(std > 0 for std in self.std):
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise UserError(
                 f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0"
             )
+
+    def check_choice(self, field: str, choices) -> None:
+        value = getattr(self, field)
+        if value not in choices:
+            raise UserError(f"model {field} {value!r} is unknown: use one of {', '.join(choices)}")
 
     def head(self, x, name: str = "head"):
         """Logits; call inside a compact method. By default the head starts at zero (arXiv
@@ -59,10 +97,16 @@ class Classifier(nn.Module):
         bias = nn.initializers.constant(self.head_bias)
         return nn.Dense(self.num_classes, kernel_init=kernel, bias_init=bias, name=name)(x)
 
+    def logits(self, x):
+        """What a model returns: the head's logits, or x if there are no classes; float32."""
+        if self.num_classes:
+            x = self.head(x)
+        return x.astype(jnp.float32)
 
-def normalize(image, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)):
+
+def normalize(image, mean=HALF, std=HALF):
     """uint8 [batch, H, W, 3] -> float32 (image / 255 - mean) / std; the defaults give [-1, 1]."""
-    mean, std = np.asarray(mean), np.asarray(std)
-    return image.astype(jnp.float32) / jnp.asarray(255 * std, jnp.float32) - jnp.asarray(
-        mean / std, jnp.float32
-    )
+    mean = np.asarray(mean)
+    std = np.asarray(std)
+    scale = jnp.asarray(255 * std, jnp.float32)
+    return image.astype(jnp.float32) / scale - jnp.asarray(mean / std, jnp.float32)

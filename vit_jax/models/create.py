@@ -10,7 +10,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import bit, mixer, variants, vit
 from vit_jax.models.classifier import Classifier
 
-ARCHITECTURES = {"vit": vit.VisionTransformer, "mixer": mixer.MlpMixer, "bit": bit.ResNet}
+ARCHITECTURES = {
+    model.architecture: model for model in (vit.VisionTransformer, mixer.MlpMixer, bit.ResNet)
+}
 
 PAIRS = ("image_size", "patch_size")
 DTYPES = ("dtype", "softmax_dtype")
@@ -27,6 +29,13 @@ def pair(size) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
+def as_dtype(name: str, value) -> jnp.dtype:
+    try:
+        return jnp.dtype(value)
+    except TypeError:
+        raise UserError(f"model {name} {value!r} is unknown: use float32 or bfloat16") from None
+
+
 def field_names(architecture: str) -> set[str]:
     return set(ARCHITECTURES[architecture].__dataclass_fields__) - {"parent", "name"}
 
@@ -41,9 +50,6 @@ def create(
       image_size: side in pixels, or (height, width).
       **overrides: fields; `architecture` is one of `ARCHITECTURES`; `pre_logits=True` means as wide
         as the model, sizes may be one int, dtypes may be names.
-
-    Raises:
-      UserError: unknown variant or field, or values that do not fit together.
     """
     try:
         fields = variants.decode(variant) if variant else {}
@@ -56,23 +62,19 @@ def create(
             f"unknown architecture {architecture!r}: use one of {', '.join(ARCHITECTURES)}"
         )
     known = field_names(architecture)
-    if unknown := sorted(set(fields) - known):
+    unknown = sorted(set(fields) - known)
+    if unknown:
         raise UserError(
             f"unknown model field {unknown[0]!r} of {architecture}: known are "
             f"{', '.join(sorted(known))}"
         )
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    fields |= {name: pair(fields[name]) for name in PAIRS if name in fields}
-    for name in DTYPES:
-        if name in fields:
-            try:
-                fields[name] = jnp.dtype(fields[name])
-            except TypeError:
-                raise UserError(
-                    f"model {name} {fields[name]!r} is unknown: use float32 or bfloat16"
-                ) from None
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
+        if name in PAIRS:
+            fields[name] = pair(value)
+        if name in DTYPES:
+            fields[name] = as_dtype(name, value)
     if fields.get("pre_logits") is True:
         fields["pre_logits"] = fields.get("width", vit.VisionTransformer.width)
     model = ARCHITECTURES[architecture](**fields)
@@ -81,27 +83,19 @@ def create(
 
 
 def fields(model: Classifier) -> dict:
-    """Constructor arguments as JSON-able values: `create(**fields(model))` builds the same model."""
-    architecture = next(name for name, module in ARCHITECTURES.items() if type(model) is module)
-    values = {name: getattr(model, name) for name in sorted(field_names(architecture))}
+    """Constructor arguments as JSON-able values: `create(**fields(model))` is the same model."""
+    values = {name: getattr(model, name) for name in sorted(field_names(model.architecture))}
     values |= {name: jnp.dtype(values[name]).name for name in DTYPES if name in values}
-    return values | dict(architecture=architecture)
+    return values | dict(architecture=model.architecture)
 
 
 def abstract_params(model: Classifier) -> dict:
-    """The parameter tree of a model as ShapeDtypeStructs."""
-    return jax.tree.map(lambda shape: shape, traced(model))
+    """The parameter tree of a model as ShapeDtypeStructs; a new tree every time."""
+    return jax.tree.map(lambda shape: shape, traced_params(model))
 
 
-@functools.lru_cache(maxsize=8)
-def traced(model: Classifier) -> dict:
-    """As `abstract_params`, the same tree again for the same model: tracing twelve layers takes
-    half a second.
-    """
-    if hasattr(model, "attention"):
-        model = model.clone(
-            attention="auto"
-        )  # shapes do not depend on it, and here is no platform to run it on
+@functools.lru_cache(maxsize=8)  # tracing twelve layers takes half a second
+def traced_params(model: Classifier) -> dict:
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+        return jax.eval_shape(model.portable().init, jax.random.key(0), image)["params"]

@@ -1,5 +1,6 @@
-"""The transformer encoder: blocks of attention and MLP, unrolled or scanned, by the names of the
-published weights.
+"""The transformer encoder: blocks of attention and MLP, unrolled or scanned.
+
+Parameters have the published names.
 """
 
 import flax.linen as nn
@@ -8,58 +9,36 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import sharding
-from vit_jax.models.ops import attention as kernels
-from vit_jax.models.ops import einsum, precision
+from vit_jax.models.dropout import DROPPATH_SHAPES, dropout, droppath
+from vit_jax.models.ops.activation import activate
+from vit_jax.models.ops.attention import attend
+from vit_jax.models.ops.dense import HeadProjection, dense, output_projection, xavier
+from vit_jax.models.ops.einsum import attention_weights, weighted
 from vit_jax.models.ops.layer_norm import LayerNorm
-from vit_jax.models.posemb import PositionEmbedding, held_param, offsets
+from vit_jax.models.ops.tpu_layout import in_memory
+from vit_jax.models.posemb import PositionEmbedding, param_of_image_size, relative_index
 
-# What remat keeps of the forward pass; everything else is computed again in the backward pass. By
-# the names to keep.
+# What remat stores of the forward pass, some by `names`; the backward pass computes the rest again.
 REMAT_POLICIES = {
     "none": lambda names: None,
     "names": lambda names: jax.checkpoint_policies.save_only_these_names(*names),
     "dots": lambda names: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": lambda names: jax.checkpoint_policies.nothing_saveable,
 }
-# Results inside of a block: of the three projections, of attention before its last projection, of
-# the MLP's first.
+# Results inside a block: of the three projections, of attention before its output projection, of
+# the MLP's first layer.
 REMAT_NAMES = ("query", "key", "value", "attended", "hidden")
-# Rate of stochastic depth in the layers, from the `share` of the depth that lies before them.
-DROPPATH_SHAPES = {
-    "linear": lambda rate, share: rate * share,
-    "constant": lambda rate, share: rate * jnp.ones_like(share),
-}
 GELUS = {
     "tanh": lambda x: nn.gelu(x, approximate=True),
     "erf": lambda x: nn.gelu(x, approximate=False),
 }
 
-xavier = nn.initializers.xavier_uniform()
 small = nn.initializers.normal(1e-6)
 
 
-def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed"):
-    """Dropout with the `index`-th mask of the layer's key; without `noise` (evaluation) x is
-    returned.
-
-    x: [batch, length, embed], or another logical axis as the `last`.
-    """
-    if noise is None or rate == 0.0:
-        return x
-    key = jax.random.fold_in(noise["key"], index)
-    kept, probability = sharding.bernoulli(key, 1.0 - rate, x.shape, "batch", "length", last)
-    return jnp.where(kept, x / probability, jnp.zeros_like(x))
-
-
-def droppath(x, noise: dict | None, index: int):
-    """Stochastic depth (arXiv 1603.09382): drops the whole residual branch per example. x: [batch,
-    length, embed].
-    """
-    if noise is None or noise["droppath"] is None:
-        return x
-    keep = 1.0 - noise["droppath"]
-    mask = jax.random.bernoulli(jax.random.fold_in(noise["key"], index), keep, (x.shape[0], 1, 1))
-    return x * (mask / keep).astype(x.dtype)
+def fields_of(module: nn.Module, *names: str) -> dict:
+    """Fields of a module, to give to a part of it."""
+    return {name: getattr(module, name) for name in names}
 
 
 class LayerScale(nn.Module):
@@ -68,16 +47,15 @@ class LayerScale(nn.Module):
     """
 
     initial: float
-    dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x):
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * gamma.astype(precision.layer_dtype(self.dtype))
+        return x * gamma.astype(x.dtype)
 
 
 class MlpBlock(nn.Module):
-    """Two layers with a GELU between them: [batch, length, embed] -> [batch, length, embed]."""
+    """Two layers with a GELU between them: [batch, length, embed] -> the same."""
 
     mlp_dim: int
     dropout: float = 0.0
@@ -86,44 +64,14 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, noise=None):
-        layer = dict(kernel_init=xavier, bias_init=small, **precision.layer(self.dtype))
-        dense = lambda features: nn.Dense(features, **layer)  # noqa: E731
-        gelu = precision.activation(GELUS[self.gelu], self.dtype)
-        width = x.shape[-1]
-        x = sharding.constrain(dense(self.mlp_dim)(x), "batch", "length", "mlp").astype(self.dtype)
-        x = dropout(gelu(checkpoint_name(x, "hidden")), self.dropout, noise, 1, "mlp")
-        return dropout(dense(width)(x), self.dropout, noise, 2)
-
-
-class HeadProjection(nn.Module):
-    """A layer onto heads: [batch, length, embed] -> [batch, length, heads, kv], with
-    nn.DenseGeneral's parameters.
-
-    Its products are those of matrices [embed, heads * kv]. With an axis of heads, TPUs pad the
-    gradient's 64 channels
-    to 128 where fsdp shards it, which takes twice the time: by the compiler's cycles, a step of
-    L/16 on v5e:8x8 takes 384.8 Mcycles with nn.DenseGeneral and JAX's derivative of attention, and
-    332.0 with this and `kernels.einsum`.
-    """
-
-    heads: int
-    kv: int
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x):
-        def init(key, shape):
-            return xavier(key, (shape[0], self.heads * self.kv)).reshape(shape)
-
-        kernel = self.param("kernel", init, (x.shape[-1], self.heads, self.kv))
-        bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
-        kernel = kernel.astype(precision.layer_dtype(self.dtype)).reshape(
-            x.shape[-1], self.heads * self.kv
-        )
-        y = precision.matmul(x, precision.gradient_as_is(kernel), self.dtype) + bias.astype(
-            precision.layer_dtype(self.dtype)
-        ).reshape(-1)
-        return y.reshape(*x.shape[:-1], self.heads, self.kv)
+        init = dict(kernel_init=xavier, bias_init=small)
+        y = dense(self.mlp_dim, self.dtype, **init)(x)
+        y = sharding.constrain(y, "batch", "length", "mlp")
+        y = checkpoint_name(y.astype(self.dtype), "hidden")
+        y = activate(GELUS[self.gelu], y, self.dtype)
+        y = dropout(y, self.dropout, noise, 1, "mlp")
+        y = dense(x.shape[-1], self.dtype, **init)(y)
+        return dropout(y, self.dropout, noise, 2)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -131,7 +79,7 @@ class MultiHeadDotProductAttention(nn.Module):
     length, embed].
 
     With `relative`, the distance between query and key has an embedding that acts as a second key
-    (arXiv 2010.11929 appendix D.4). This, and who asks for the weights
+    (arXiv 2010.11929 appendix D.4). That, and a caller who asks for the attention weights
     (`mutable=["intermediates"]`), takes einsum whatever `attention`.
     """
 
@@ -143,34 +91,36 @@ class MultiHeadDotProductAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x, context):
-        width = x.shape[-1]
-
-        def project(name, y):
-            y = HeadProjection(self.num_heads, width // self.num_heads, self.dtype, name=name)(y)
-            return checkpoint_name(sharding.constrain(y, "batch", "length", "heads", "kv"), name)
-
-        query, key, value = project("query", x), project("key", context), project("value", context)
-        distance = None
-        if self.relative:
-            shape = (2 * x.shape[1] - 1, width // self.num_heads)
-            rows = held_param(self, "relative_embedding", shape, f"{x.shape[1]} tokens")
-            distance = rows[offsets(x.shape[1])].astype(self.dtype)  # [length, length, kv]
+        query = self.project("query", x)
+        key = self.project("key", context)
+        value = self.project("value", context)
+        distance = self.distance(x) if self.relative else None
         if self.relative or self.is_mutable_collection("intermediates"):
-            weights = einsum.attention_weights(query, key, self.softmax_dtype, distance)
+            weights = attention_weights(query, key, self.softmax_dtype, distance)
             self.sow("intermediates", "weights", weights)
-            y = einsum.weighted(weights, value)
+            y = weighted(weights, value)
         else:
-            y = kernels.attention(query, key, value, self.dtype, self.softmax_dtype, self.attention)
+            y = attend(query, key, value, self.dtype, self.softmax_dtype, self.attention)
         y = checkpoint_name(y, "attended")
-        return nn.DenseGeneral(
-            width, axis=(-2, -1), kernel_init=xavier, name="out", **precision.layer(self.dtype)
-        )(y)
+        return output_projection(x.shape[-1], self.dtype, name="out")(y)
+
+    def project(self, name: str, x):
+        """[batch, length, embed] -> [batch, length, heads, kv]."""
+        kv = x.shape[-1] // self.num_heads
+        y = HeadProjection(self.num_heads, kv, self.dtype, name=name)(x)
+        y = sharding.constrain(y, "batch", "length", "heads", "kv")
+        return checkpoint_name(y, name)
+
+    def distance(self, x):
+        """Embeddings of the distances between tokens: [length, length, kv]."""
+        _, length, width = x.shape
+        shape = (2 * length - 1, width // self.num_heads)
+        rows = param_of_image_size(self, "relative_embedding", shape, f"{length} tokens")
+        return rows[relative_index(length)].astype(self.dtype)
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm block (arXiv 2010.11929 equations 2 and 3): [batch, length, embed] -> [batch,
-    length, embed].
-    """
+    """Pre-norm block (arXiv 2010.11929 equations 2 and 3): [batch, length, embed] -> the same."""
 
     mlp_dim: int
     num_heads: int
@@ -187,32 +137,28 @@ class EncoderBlock(nn.Module):
     @nn.compact
     def __call__(self, x, noise=None, position=None):
         """`position`: [1, length, embed] added to the input, or None."""
-
-        def scale(name, y):
-            return LayerScale(self.layer_scale, self.dtype, name=name)(y) if self.layer_scale else y
-
-        norm = lambda name: LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name=name)  # noqa: E731
         if self.posemb is not None:
             position = PositionEmbedding(**self.posemb, name="posembed_input")()
         if position is not None:
             x = x + position.astype(x.dtype)
-        y = norm("LayerNorm_0")(x)
-        attention = MultiHeadDotProductAttention(
-            self.num_heads,
-            self.relative,
-            self.dtype,
-            self.softmax_dtype,
-            self.attention,
+
+        y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_0")(x)
+        y = MultiHeadDotProductAttention(
+            **fields_of(self, "num_heads", "relative", "dtype", "softmax_dtype", "attention"),
             name="MultiHeadDotProductAttention_1",
-        )
-        y = attention(y, y)
-        x = x + droppath(scale("LayerScale_1", dropout(y, self.dropout, noise, 0)), noise, 3)
-        y = norm("LayerNorm_2")(x)
+        )(y, y)
+        y = dropout(y, self.dropout, noise, 0)
+        if self.layer_scale:
+            y = LayerScale(self.layer_scale, name="LayerScale_1")(y)
+        x = x + droppath(y, noise, 3)
+
+        y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
-        x = sharding.constrain(
-            x + droppath(scale("LayerScale_3", y), noise, 4), "batch", "length", "embed"
-        )
-        x = precision.in_memory(x, 0, 1, 2)
+        if self.layer_scale:
+            y = LayerScale(self.layer_scale, name="LayerScale_3")(y)
+        x = x + droppath(y, noise, 4)
+
+        x = in_memory(sharding.constrain(x, "batch", "length", "embed"), 0, 1, 2)
         self.sow("intermediates", "output", x)
         return x
 
@@ -246,42 +192,43 @@ class Encoder(nn.Module):
         """Keys [depth] and drop rates [depth] of the layers."""
         if key is None:
             return None
-        rates = DROPPATH_SHAPES[self.droppath_shape](
-            self.droppath, jnp.arange(self.depth) / max(self.depth - 1, 1)
-        )
-        return dict(
-            key=jax.random.split(key, self.depth), droppath=rates if self.droppath else None
-        )
+        rates = None
+        if self.droppath:
+            share = jnp.arange(self.depth) / max(self.depth - 1, 1)
+            rates = DROPPATH_SHAPES[self.droppath_shape](self.droppath, share)
+        return dict(key=jax.random.split(key, self.depth), droppath=rates)
 
     def make_block(self, name: str, posemb: dict | None) -> EncoderBlock:
         block = EncoderBlock
         if self.remat != "none":
             # Under scan the barrier against common-subexpression elimination only costs: the loop
-            # is one already.
-            block = nn.remat(
-                block,
-                prevent_cse=not self.scan,
-                policy=REMAT_POLICIES[self.remat](self.remat_names),
-            )
-        fields = ("dropout", "layer_scale", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
-        shared = {field: getattr(self, field) for field in fields}
-        relative = self.posemb == "relative"
-        return block(
-            self.mlp_dim, self.num_heads, relative=relative, posemb=posemb, **shared, name=name
-        )
+            # already is one.
+            policy = REMAT_POLICIES[self.remat](self.remat_names)
+            block = nn.remat(block, prevent_cse=not self.scan, policy=policy)
+        fields = fields_of(self, "mlp_dim", "num_heads", "dropout", "layer_scale", "gelu", "ln_eps")
+        fields |= fields_of(self, "dtype", "softmax_dtype", "attention")
+        return block(**fields, relative=self.posemb == "relative", posemb=posemb, name=name)
+
+    def add_position(self, x, grid: tuple[int, int]):
+        """Learned positions, added to x or for the layers: x, the arguments of each layer's own
+        embedding, the embedding that all layers share. One of the last two, or both, are None.
+        """
+        if self.posemb not in ("learn", "learn2d"):
+            return x, None, None
+        fields = dict(kind=self.posemb, grid=grid, num_prefix=self.num_prefix, width=x.shape[-1])
+        if self.posemb_at == "every":
+            return x, fields, None
+        position = PositionEmbedding(**fields, name="posembed_input")()
+        if self.posemb_at == "shared":
+            return x, None, position
+        return x + position.astype(x.dtype), None, None
 
     @nn.compact
     def __call__(self, x, grid: tuple[int, int], key=None):
-        """`grid`: patch tokens by (height, width), behind `num_prefix` others; `key`: of dropout,
-        None to evaluate.
+        """`grid`: patch tokens by (height, width), after `num_prefix` others; `key`: for dropout
+        and stochastic depth, None in evaluation.
         """
-        own, position = None, None
-        if self.posemb in ("learn", "learn2d"):
-            own = dict(kind=self.posemb, grid=grid, num_prefix=self.num_prefix, width=x.shape[-1])
-            if self.posemb_at != "every":
-                position, own = PositionEmbedding(**own, name="posembed_input")(), None
-        if self.posemb_at == "stem" and position is not None:
-            x, position = x + position.astype(x.dtype), None
+        x, posemb, position = self.add_position(x, grid)
         if key is not None:
             key, first = jax.random.split(key)
             x = dropout(x, self.dropout, dict(key=first), 0)
@@ -294,18 +241,18 @@ class Encoder(nn.Module):
                 split_rngs={"params": True},
                 length=self.depth,
             )
-            x, _ = layers(self.make_block("encoderblock", own), x, noise)
+            x, _ = layers(self.make_block("encoderblock", posemb), x, noise)
         else:
             for i in range(self.depth):
-                layer = self.make_block(f"encoderblock_{i}", own)
+                layer = self.make_block(f"encoderblock_{i}", posemb)
                 x = layer(x, jax.tree.map(lambda leaf, i=i: leaf[i], noise), position)
         if not self.final_norm:
             return x
-        return LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="encoder_norm")(x)
+        return LayerNorm(self.ln_eps, self.dtype, name="encoder_norm")(x)
 
 
 class MAPHead(nn.Module):
-    """Attention pooling (arXiv 2106.04560 section 3.2): [batch, length, embed] -> [batch, embed]."""
+    """Attention pooling (arXiv 2106.04560, 3.2): [batch, length, embed] -> [batch, embed]."""
 
     mlp_dim: int
     num_heads: int
@@ -317,12 +264,13 @@ class MAPHead(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        probe = self.param("probe", xavier, (1, 1, x.shape[-1])).astype(x.dtype)
-        probe = jnp.tile(probe, (x.shape[0], 1, 1))
-        fields = dict(dtype=self.dtype, softmax_dtype=self.softmax_dtype, attention=self.attention)
+        batch, _, width = x.shape
+        probe = self.param("probe", xavier, (1, 1, width)).astype(x.dtype)
+        probe = jnp.tile(probe, (batch, 1, 1))
         x = MultiHeadDotProductAttention(
-            self.num_heads, **fields, name="MultiHeadDotProductAttention_0"
+            **fields_of(self, "num_heads", "dtype", "softmax_dtype", "attention"),
+            name="MultiHeadDotProductAttention_0",
         )(probe, x)
-        y = LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="LayerNorm_0")(x)
+        y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_0")(x)
         y = MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="MlpBlock_0")(y)
         return (x + y)[:, 0]

@@ -1,18 +1,12 @@
 """Classification losses on soft labels, per example."""
 
 import jax
-import jax.numpy as jnp
 import optax
 
 
-def softmax_xent(logits, labels, kl=False):
-    """Softmax cross-entropy: logits, labels [batch, classes] -> [batch].
-
-    With `kl`, less the entropy of the labels (parts below 1e-8 taken as that): the Kullback-Leibler
-    divergence, with the same gradient, and 0 where soft labels are met exactly.
-    """
-    loss = optax.softmax_cross_entropy(logits, labels)
-    return loss + jnp.sum(labels * jnp.log(jnp.maximum(labels, 1e-8)), axis=-1) if kl else loss
+def softmax_xent(logits, labels):
+    """Softmax cross-entropy: logits, labels [batch, classes] -> [batch]."""
+    return optax.softmax_cross_entropy(logits, labels)
 
 
 def sigmoid_xent(logits, labels):
@@ -21,16 +15,14 @@ def sigmoid_xent(logits, labels):
     Source: the authors' loss for ImageNet-21k and JFT (google-research/vision_transformer issue
       34).
     """
-    return -jnp.sum(
-        labels * jax.nn.log_sigmoid(logits) + (1.0 - labels) * jax.nn.log_sigmoid(-logits), axis=-1
-    )
+    return optax.sigmoid_binary_cross_entropy(logits, labels).sum(-1)
 
 
 def multilabel_xent(logits, labels):
     """Binary cross-entropy of "is any of this class in the image", mean over classes: [batch,
     classes] -> [batch].
 
-    Every class that has a part of the label counts in full. Source: engine.py of DeiT III (arXiv
+    Every class with a positive label counts in full. Source: engine.py of DeiT III (arXiv
     2204.07118), after arXiv 2110.00476.
     """
     return sigmoid_xent(logits, (labels > 0).astype(logits.dtype)) / labels.shape[-1]

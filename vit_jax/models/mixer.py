@@ -1,6 +1,9 @@
-"""The MLP-Mixer (arXiv 2105.01601): two MLPs per layer, one across tokens. Parameter names are the
-published ones.
+"""The MLP-Mixer (arXiv 2105.01601): two MLPs per layer, one across tokens.
+
+Parameters have the published names.
 """
+
+import math
 
 import flax.linen as nn
 import jax
@@ -8,9 +11,9 @@ import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder
 from vit_jax.models.classifier import Classifier
-from vit_jax.models.ops import precision
+from vit_jax.models.dropout import droppath
+from vit_jax.models.ops.dense import dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 
@@ -22,13 +25,13 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        layer = precision.layer(self.dtype)
-        y = sharding.constrain(nn.Dense(self.mlp_dim, **layer)(x), "batch", None, "mlp")
-        return nn.Dense(x.shape[-1], **layer)(nn.gelu(y, approximate=True))
+        y = dense(self.mlp_dim, self.dtype)(x)
+        y = sharding.constrain(y, "batch", None, "mlp")
+        return dense(x.shape[-1], self.dtype)(nn.gelu(y, approximate=True))
 
 
 class MixerBlock(nn.Module):
-    """Mixes tokens, then channels (equation 1): [batch, length, embed] -> [batch, length, embed]."""
+    """Mixes tokens, then channels (equation 1): [batch, length, embed] -> the same."""
 
     tokens_mlp_dim: int
     channels_mlp_dim: int
@@ -37,14 +40,13 @@ class MixerBlock(nn.Module):
     @nn.compact
     def __call__(self, x, noise=None):
         """`noise`: dict of the layer's droppath rate and key, or None."""
-        y = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="LayerNorm_0")(x).swapaxes(
-            1, 2
-        )  # [batch, embed, length]
-        y = MlpBlock(self.tokens_mlp_dim, self.dtype, name="token_mixing")(y).swapaxes(1, 2)
-        x = x + encoder.droppath(y, noise, 0)
-        y = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="LayerNorm_1")(x)
+        y = LayerNorm(dtype=self.dtype, name="LayerNorm_0")(x)
+        y = y.swapaxes(1, 2)  # [batch, embed, length]
+        y = MlpBlock(self.tokens_mlp_dim, self.dtype, name="token_mixing")(y)
+        x = x + droppath(y.swapaxes(1, 2), noise, 0)
+        y = LayerNorm(dtype=self.dtype, name="LayerNorm_1")(x)
         y = MlpBlock(self.channels_mlp_dim, self.dtype, name="channel_mixing")(y)
-        x = sharding.constrain(x + encoder.droppath(y, noise, 1), "batch", "length", "embed")
+        x = sharding.constrain(x + droppath(y, noise, 1), "batch", "length", "embed")
         self.sow("intermediates", "output", x)
         return x
 
@@ -65,9 +67,8 @@ class MlpMixer(Classifier):
     channels_mlp_dim: int = 3072
     droppath: float = 0.0  # of the last block; it grows linearly from 0 in the first (appendix B)
 
-    @property
-    def num_prefix(self) -> int:
-        return 0
+    architecture = "mixer"
+    any_num_tokens = False
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -76,50 +77,55 @@ class MlpMixer(Classifier):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tokens by (height, width) at `image_size`: a border that fills no patch is padded (SAME)."""
-        h, w = (
-            -(-side // patch) for side, patch in zip(self.image_size, self.patch_size, strict=True)
-        )
-        return h, w
+        """Tokens by (height, width) at `image_size`; the border is padded (SAME)."""
+        (height, width), (h, w) = self.image_size, self.patch_size
+        return math.ceil(height / h), math.ceil(width / w)
 
-    def check_tokens(self, grid: tuple[int, int]) -> None:
-        """Raises UserError where the parameters mix another number of tokens than the image gives."""
+    @property
+    def flops(self) -> int:
+        d, tokens = self.width, math.prod(self.grid)
+        stem = 2 * tokens * math.prod(self.patch_size) * 3 * d
+        layer = 4 * tokens * d * (self.tokens_mlp_dim + self.channels_mlp_dim)
+        return stem + self.depth * layer + 2 * d * self.num_classes
+
+    @property
+    def tensor_sizes(self) -> dict[str, int]:
+        return dict(tokens_mlp_dim=self.tokens_mlp_dim, channels_mlp_dim=self.channels_mlp_dim)
+
+    def check_tokens(self, h: int, w: int) -> None:
+        """Raises UserError if the parameters mix another number of tokens than the image gives."""
         block = self.variables.get("params", {}).get("MixerBlock_0")
-        held = (
-            grid[0] * grid[1]
-            if block is None
-            else block["token_mixing"]["Dense_0"]["kernel"].shape[0]
-        )
-        if grid[0] * grid[1] != held:
+        if block is None:
+            return
+        tokens = block["token_mixing"]["Dense_0"]["kernel"].shape[0]
+        if h * w != tokens:
             raise UserError(
-                f"the image gives {grid[0]} x {grid[1]} patch tokens, but the token mixing of the "
-                f"model was trained for {held}, and can't be resampled: use images of the size "
-                "that it was trained at"
+                f"the image gives {h} x {w} patch tokens, but the token mixing of the model was "
+                f"trained for {tokens}, and can't be resampled: use images of the size that it was "
+                "trained at"
             )
+
+    def noise(self, key, i: int) -> dict | None:
+        """Key and drop rate of layer i; None in evaluation."""
+        if key is None:
+            return None
+        rate = self.droppath * i / max(self.depth - 1, 1)
+        return dict(key=jax.random.fold_in(key, i), droppath=rate)
 
     @nn.compact
     def __call__(self, image, train: bool = False):
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
-        layer = precision.patch_layer(self.dtype)
-        x = nn.Conv(
-            self.width, self.patch_size, self.patch_size, padding="SAME", name="stem", **layer
-        )(x)
-        batch, *grid, _ = x.shape
-        self.check_tokens(tuple(grid))
-        x = sharding.constrain(
-            x.reshape(batch, grid[0] * grid[1], self.width), "batch", "length", "embed"
-        )
+        x = patch_embedding(self.width, self.patch_size, "SAME", self.dtype, name="stem")(x)
+        batch, h, w, _ = x.shape
+        self.check_tokens(h, w)
+        x = sharding.constrain(x.reshape(batch, h * w, self.width), "batch", "length", "embed")
         self.sow("intermediates", "tokens", x)
         key = self.make_rng("dropout") if train and self.droppath else None
+        sizes = (self.tokens_mlp_dim, self.channels_mlp_dim)
         for i in range(self.depth):
-            rate = self.droppath * i / max(self.depth - 1, 1)
-            noise = dict(key=jax.random.fold_in(key, i), droppath=rate) if key is not None else None
-            block = MixerBlock(
-                self.tokens_mlp_dim, self.channels_mlp_dim, self.dtype, name=f"MixerBlock_{i}"
-            )
-            x = block(x, noise)
-        x = LayerNorm(dtype=precision.layer_dtype(self.dtype), name="pre_head_layer_norm")(x)
+            x = MixerBlock(*sizes, self.dtype, name=f"MixerBlock_{i}")(x, self.noise(key, i))
+        x = LayerNorm(dtype=self.dtype, name="pre_head_layer_norm")(x)
         self.sow("intermediates", "encoded", x)
         x = x.mean(axis=1)
         self.sow("intermediates", "pre_logits", x)
-        return (self.head(x) if self.num_classes else x).astype(jnp.float32)
+        return self.logits(x)

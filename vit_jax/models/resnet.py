@@ -1,12 +1,14 @@
-"""The ResNet stem of the hybrids: ResNet v1 bottlenecks with GroupNorm and weight standardisation."""
+"""The ResNet stem of the hybrids: v1 bottlenecks with GroupNorm and weight standardisation."""
+
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 
 class StdConv(nn.Conv):
-    """Convolution whose kernel is standardised at use, per output channel (arXiv 1903.10520); the
-    stored one stays raw.
+    """Convolution that standardises its kernel per output channel (arXiv 1903.10520); the parameter
+    is not standardised.
 
     The published weights of the hybrids add their epsilon to the standard deviation, those of BiT
     to the variance.
@@ -19,27 +21,21 @@ class StdConv(nn.Conv):
         value = super().param(name, *args, **kwargs)
         if name != "kernel":
             return value
-        mean, var = value.mean((0, 1, 2), keepdims=True), value.var((0, 1, 2), keepdims=True)
+        mean = value.mean((0, 1, 2), keepdims=True)
+        var = value.var((0, 1, 2), keepdims=True)
         return (value - mean) / (jnp.sqrt(var + self.var_eps) + self.std_eps)
 
 
 def std_conv(
     features: int, side: int, name: str, dtype, stride: int = 1, padding="SAME", **eps
 ) -> StdConv:
-    return StdConv(
-        features,
-        (side, side),
-        (stride, stride),
-        padding,
-        use_bias=False,
-        dtype=dtype,
-        name=name,
-        **eps,
-    )
+    sides = (side, side)
+    strides = (stride, stride)
+    return StdConv(features, sides, strides, padding, use_bias=False, dtype=dtype, name=name, **eps)
 
 
 class ResidualUnit(nn.Module):
-    """Bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut where the shape changes.
+    """Bottleneck 1x1, 3x3 (strided), 1x1 with a projected shortcut if the shape changes.
 
     [batch, H, W, in] -> [batch, H / stride, W / stride, 4 * features]
     """
@@ -50,7 +46,9 @@ class ResidualUnit(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        norm = lambda name, **kwargs: nn.GroupNorm(dtype=self.dtype, name=name, **kwargs)  # noqa: E731
+        def norm(name, **kwargs):
+            return nn.GroupNorm(dtype=self.dtype, name=name, **kwargs)
+
         out = 4 * self.features
         shortcut = x
         if x.shape[-1] != out or self.stride != 1:
@@ -71,10 +69,10 @@ class Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        stride = self.stride
         for i in range(self.units):
-            x = ResidualUnit(
-                self.features, self.stride if i == 0 else 1, self.dtype, name=f"unit{i + 1}"
-            )(x)
+            x = ResidualUnit(self.features, stride, self.dtype, name=f"unit{i + 1}")(x)
+            stride = 1
         return x
 
 
@@ -90,3 +88,34 @@ def stem(image, units: tuple[int, ...], width: int, dtype):
     for i, count in enumerate(units):
         x = Stage(count, width * 2**i, 1 if i == 0 else 2, dtype, name=f"block{i + 1}")(x)
     return x
+
+
+def conv_flops(out_size: tuple[int, int], side: int, c_in: int, c_out: int) -> int:
+    return 2 * math.prod(out_size) * side * side * c_in * c_out
+
+
+def halved(size: tuple[int, int]) -> tuple[int, int]:
+    return math.ceil(size[0] / 2), math.ceil(size[1] / 2)
+
+
+def flops(image_size: tuple[int, int], units: tuple[int, ...], width: int) -> tuple[int, int]:
+    """Forward FLOPs of a hybrid's stem, or of BiT's ResNet without its head, for one image; and the
+    channels of its output.
+    """
+    size = halved(image_size)
+    total = conv_flops(size, 7, 3, width)
+    size = halved(size)
+    c_in = width
+    for stage, count in enumerate(units):
+        features = width * 2**stage
+        for unit in range(count):
+            strides = unit == 0 and stage > 0
+            total += conv_flops(size, 1, c_in, features)
+            if strides:
+                size = halved(size)
+            if strides or c_in != 4 * features:
+                total += conv_flops(size, 1, c_in, 4 * features)
+            total += conv_flops(size, 3, features, features)
+            total += conv_flops(size, 1, features, 4 * features)
+            c_in = 4 * features
+    return total, c_in

@@ -48,16 +48,17 @@ _RESNET = re.compile(r"(?P<depth>R\d+)x(?P<factor>\d+)")
 
 
 def decode(variant: str) -> dict:
-    """Turns a name into constructor arguments; `architecture` is among them where it is not a
-    ViT's.
+    """Turns a name into constructor arguments, with `architecture` unless it is a ViT.
 
     Raises:
       ValueError: the name is not SIZE/PATCH, STEM+SIZE/PATCH, Mixer-SIZE/PATCH or RESNETxFACTOR
         with a known size.
     """
-    if match := _MIXER.fullmatch(variant):
+    match = _MIXER.fullmatch(variant)
+    if match:
         return decode_mixer(variant, match)
-    if match := _RESNET.fullmatch(variant):
+    match = _RESNET.fullmatch(variant)
+    if match:
         return decode_resnet(variant, match)
     match = _VIT.fullmatch(variant)
     if match is None or match["size"] not in SIZES or int(match["patch"]) == 0:
@@ -66,7 +67,8 @@ def decode(variant: str) -> dict:
             f"as 'R50+B/16', with SIZE one of {', '.join(SIZES)}; or 'Mixer-B/16', or 'R50x1'"
         )
     width, depth, mlp_dim, num_heads = SIZES[match["size"]]
-    patch, stem = int(match["patch"]), {}
+    patch = int(match["patch"])
+    stem = {}
     if match["stem"]:
         if (match["stem"], patch) not in STEMS:
             known = ", ".join(f"{name}+.../{stride}" for name, stride in STEMS)

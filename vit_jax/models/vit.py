@@ -1,24 +1,19 @@
-"""The Vision Transformer (arXiv 2010.11929), pure and hybrid. Parameter names are those of the
-published weights.
+"""The Vision Transformer (arXiv 2010.11929), pure and hybrid.
+
+Parameters have the published names.
 """
+
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import posemb, resnet
+from vit_jax.models import encoder, posemb, resnet
 from vit_jax.models.classifier import Classifier
-from vit_jax.models.encoder import (
-    DROPPATH_SHAPES,
-    GELUS,
-    REMAT_NAMES,
-    REMAT_POLICIES,
-    Encoder,
-    MAPHead,
-)
-from vit_jax.models.ops import attention as kernels
-from vit_jax.models.ops import precision
+from vit_jax.models.ops import attention
+from vit_jax.models.ops.dense import dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token;
@@ -41,18 +36,16 @@ class VisionTransformer(Classifier):
     mlp_dim: int = 3072
     num_heads: int = 12
     patch_size: tuple[int, int] = (16, 16)
-    stem_units: tuple[int, ...] | None = (
-        None  # bottlenecks by stage of the ResNet stem; None: no stem
-    )
+    stem_units: tuple[int, ...] | None = None  # of a hybrid's ResNet: bottlenecks by stage
     stem_width: int = 64
     pool: str = "tok"
-    class_token: bool = False  # have one even where `pool` does not read it
+    class_token: bool = False  # have one even if `pool` does not read it
     distilled: bool = False
     registers: int = 0  # tokens that nothing reads (arXiv 2309.16588)
     posemb: str = "learn"
     posemb_at: str = "stem"
     pre_logits: int = 0  # width of the tanh layer before the head; 0: none
-    fc_norm: bool = False  # the final LayerNorm follows the pooling
+    fc_norm: bool = False  # the final LayerNorm comes after the pooling
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     dropout: float = 0.0
@@ -61,9 +54,13 @@ class VisionTransformer(Classifier):
     layer_scale: float = 0.0  # initial factor of the residual branches' channels; 0: none
     scan: bool = False
     remat: str = "none"
-    remat_names: tuple[str, ...] = REMAT_NAMES
+    remat_names: tuple[str, ...] = encoder.REMAT_NAMES
     softmax_dtype: jnp.dtype = jnp.float32
     attention: str = "auto"
+
+    architecture = "vit"
+    can_stack = True
+    remat_choices = tuple(encoder.REMAT_POLICIES)
 
     @property
     def prefix(self) -> tuple[tuple[str, int], ...]:
@@ -71,10 +68,6 @@ class VisionTransformer(Classifier):
         has_cls = self.class_token or self.pool.startswith("tok")
         counts = (("cls", int(has_cls)), ("dist", int(self.distilled)), ("reg", self.registers))
         return tuple((name, count) for name, count in counts if count)
-
-    @property
-    def num_prefix(self) -> int:
-        return sum(count for _, count in self.prefix)
 
     @property
     def stem_stride(self) -> int:
@@ -91,39 +84,61 @@ class VisionTransformer(Classifier):
         """Patch tokens by (height, width) at `image_size`: the stem pads (SAME), the patches drop a
         border (VALID).
         """
-        h, w = (-(-side // self.stem_stride) for side in self.image_size)
+        h, w = (math.ceil(side / self.stem_stride) for side in self.image_size)
         return h // self.patch_size[0], w // self.patch_size[1]
+
+    @property
+    def flops(self) -> int:
+        d, m, tokens = self.width, self.mlp_dim, math.prod(self.grid)
+        total, channels = 0, 3
+        if self.stem_units is not None:
+            total, channels = resnet.flops(self.image_size, self.stem_units, self.stem_width)
+        total += 2 * tokens * math.prod(self.patch_size) * channels * d
+
+        length = tokens + self.num_prefix
+        attended = 3 if self.posemb == "relative" else 2  # keys, values and, if relative, distances
+        layer = 2 * length * (4 * d * d + 2 * d * m) + 2 * attended * length * length * d
+        total += self.depth * layer
+
+        if self.pool == "map":
+            total += 2 * (2 * tokens + 2) * d * d + 4 * tokens * d + 4 * d * m
+        heads = 2 if self.distilled else 1
+        if "unpooled" in self.pool:
+            heads = length
+        features = self.pre_logits or d
+        return total + 2 * heads * (self.pre_logits * d + self.num_classes * features)
+
+    @property
+    def tensor_sizes(self) -> dict[str, int]:
+        return dict(num_heads=self.num_heads, mlp_dim=self.mlp_dim)
+
+    def portable(self):
+        return self.clone(attention="auto")
 
     def check(self) -> None:
         super().check()
-        choices = dict(
-            pool=POOLS,
-            posemb=posemb.KINDS,
-            posemb_at=posemb.PLACES,
-            remat=tuple(REMAT_POLICIES),
-            gelu=tuple(GELUS),
-        )
-        choices |= dict(droppath_shape=tuple(DROPPATH_SHAPES), attention=kernels.ATTENTIONS)
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise UserError(
-                    f"model {field} {getattr(self, field)!r} is unknown: use one of "
-                    f"{', '.join(allowed)}"
-                )
-        if unknown := set(self.remat_names) - set(REMAT_NAMES):
+        self.check_choice("pool", POOLS)
+        self.check_choice("posemb", posemb.KINDS)
+        self.check_choice("posemb_at", posemb.PLACES)
+        self.check_choice("remat", encoder.REMAT_POLICIES)
+        self.check_choice("gelu", encoder.GELUS)
+        self.check_choice("droppath_shape", encoder.DROPPATH_SHAPES)
+        self.check_choice("attention", attention.ATTENTIONS)
+        unknown = set(self.remat_names) - set(encoder.REMAT_NAMES)
+        if unknown:
             raise UserError(
                 f"model remat_names {unknown.pop()!r} is unknown: use some of "
-                f"{', '.join(REMAT_NAMES)}"
+                f"{', '.join(encoder.REMAT_NAMES)}"
             )
         if self.num_heads < 1 or self.width % self.num_heads:
             raise UserError(
                 f"model width {self.width} is not divisible by num_heads {self.num_heads}: change "
                 "one of them"
             )
-        if self.attention == "cudnn" and (
-            refused := kernels.cudnn_refuses(self.dtype, self.width // self.num_heads)
-        ):
-            raise UserError(f"model attention=cudnn {refused}")
+        if self.attention == "cudnn":
+            problem = attention.cudnn_refuses(self.dtype, self.width // self.num_heads)
+            if problem:
+                raise UserError(f"model attention=cudnn {problem}")
         if self.posemb_at != "stem" and self.posemb not in ("learn", "learn2d"):
             raise UserError(
                 f"model posemb_at={self.posemb_at} has no effect with posemb={self.posemb}: use "
@@ -147,74 +162,67 @@ class VisionTransformer(Classifier):
         if self.stem_units is not None:
             x = resnet.stem(x, self.stem_units, self.stem_width, self.dtype)
             self.sow("intermediates", "stem", x)
-        layer = precision.patch_layer(self.dtype)
-        x = nn.Conv(
-            self.width, self.patch_size, self.patch_size, padding="VALID", name="embedding", **layer
-        )(x)
-        batch, *grid, _ = x.shape
-        x = x.reshape(batch, grid[0] * grid[1], self.width)
+        x = patch_embedding(self.width, self.patch_size, "VALID", self.dtype, name="embedding")(x)
+        batch, h, w, _ = x.shape
+        x = x.reshape(batch, h * w, self.width)
         if self.posemb == "sincos2d":
-            x = x + posemb.sincos2d(grid, self.width, x.dtype)
+            x = x + posemb.sincos2d((h, w), self.width, x.dtype)
         prefix = [
-            self.param(name, nn.initializers.zeros, (1, n, self.width)) for name, n in self.prefix
+            self.param(name, nn.initializers.zeros, (1, count, self.width))
+            for name, count in self.prefix
         ]
-        x = jnp.concatenate(
-            [*(jnp.tile(token.astype(x.dtype), (batch, 1, 1)) for token in prefix), x], axis=1
-        )
+        prefix = [jnp.tile(token.astype(x.dtype), (batch, 1, 1)) for token in prefix]
+        x = jnp.concatenate([*prefix, x], axis=1)
         self.sow("intermediates", "tokens", x)
-        return x, tuple(grid)
+        return x, (h, w)
 
-    def encoder(self) -> Encoder:
-        own = [name for name in Encoder.__dataclass_fields__ if name in self.__dataclass_fields__]
-        fields = {name: getattr(self, name) for name in own if name not in ("parent", "name")}
-        return Encoder(
-            **fields, num_prefix=self.num_prefix, final_norm=not self.fc_norm, name="Transformer"
-        )
+    def make_encoder(self) -> encoder.Encoder:
+        names = ("depth", "mlp_dim", "num_heads", "posemb", "posemb_at", "num_prefix")
+        names += ("dropout", "droppath", "droppath_shape", "layer_scale", "gelu", "ln_eps")
+        names += ("scan", "remat", "remat_names", "dtype", "softmax_dtype", "attention")
+        fields = encoder.fields_of(self, *names)
+        return encoder.Encoder(**fields, final_norm=not self.fc_norm, name="Transformer")
+
+    def map_head(self) -> encoder.MAPHead:
+        names = ("mlp_dim", "num_heads", "gelu", "ln_eps", "dtype", "softmax_dtype", "attention")
+        return encoder.MAPHead(**encoder.fields_of(self, *names), name="MAPHead_0")
 
     def pooled(self, x):
-        """What the head reads: [batch, length, embed] -> [batch, embed], or all tokens where
-        nothing is pooled.
+        """What the head reads: [batch, length, embed] -> [batch, embed]; [2, batch, embed] if
+        distilled; all tokens if unpooled.
         """
-        if self.pool == "tok":
-            x = x[:, :2].swapaxes(0, 1) if self.distilled else x[:, 0]
+        if self.distilled:
+            x = x[:, :2].swapaxes(0, 1)
+        elif self.pool == "tok":
+            x = x[:, 0]
         elif self.pool == "0":
             x = x[:, self.num_prefix]
         elif self.pool == "gap":
             x = x[:, self.num_prefix :].mean(axis=1)
         elif self.pool == "map":
-            names = (
-                "mlp_dim",
-                "num_heads",
-                "gelu",
-                "ln_eps",
-                "dtype",
-                "softmax_dtype",
-                "attention",
-            )
-            pool = MAPHead(**{name: getattr(self, name) for name in names}, name="MAPHead_0")
-            x = pool(x[:, self.num_prefix :])
+            x = self.map_head()(x[:, self.num_prefix :])
         if self.fc_norm:
-            x = LayerNorm(self.ln_eps, precision.layer_dtype(self.dtype), name="fc_norm")(x)
+            x = LayerNorm(self.ln_eps, self.dtype, name="fc_norm")(x)
         if self.pre_logits:
-            x = jnp.tanh(
-                nn.Dense(self.pre_logits, name="pre_logits", **precision.layer(self.dtype))(x)
-            )
+            x = jnp.tanh(dense(self.pre_logits, self.dtype, name="pre_logits")(x))
         return x
+
+    def logits(self, x):
+        if not self.distilled:
+            return super().logits(x)
+        if not self.num_classes:
+            return x.mean(axis=0).astype(jnp.float32)
+        logits = (self.head(x[0]) + self.head(x[1], "head_dist")) / 2
+        return logits.astype(jnp.float32)
 
     @nn.compact
     def __call__(self, image, train: bool = False):
         x, grid = self.embed(image)
-        noisy = train and (self.dropout or self.droppath)
-        x = self.encoder()(x, grid, self.make_rng("dropout") if noisy else None)
+        key = None
+        if train and (self.dropout or self.droppath):
+            key = self.make_rng("dropout")
+        x = self.make_encoder()(x, grid, key)
         self.sow("intermediates", "encoded", x)
         x = self.pooled(x)
         self.sow("intermediates", "pre_logits", x.mean(axis=0) if self.distilled else x)
-        if self.distilled:
-            x = (
-                (self.head(x[0]) + self.head(x[1], "head_dist")) / 2
-                if self.num_classes
-                else x.mean(axis=0)
-            )
-        elif self.num_classes:
-            x = self.head(x)
-        return x.astype(jnp.float32)
+        return self.logits(x)

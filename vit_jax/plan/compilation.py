@@ -9,7 +9,7 @@ import jax
 
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
-from vit_jax.train.experiment import Experiment, Job, total_bytes
+from vit_jax.train.experiment import Experiment, total_bytes
 
 GIB = 2**30
 CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
@@ -25,19 +25,19 @@ class Compiled:
     program: Program | None
 
 
-def make_job(config, topology_name: str, num_slices: int) -> Job:
+def make_job(config, topology_name: str, num_slices: int) -> Experiment:
     """Everything that `train` does before it uses a device or the data."""
     chip, _ = topology.parse(topology_name)
     devices = topology.devices(topology_name, num_slices)
     return Experiment.on_devices(config, devices, chip)
 
 
-def remake(job: Job, config) -> Job:
+def remake(job: Experiment, config) -> Experiment:
     """The same pod with another config."""
     return Experiment.on_devices(config, job.mesh.devices.flatten().tolist(), job.chip)
 
 
-def compile_job(job: Job) -> Compiled:
+def compile_job(job: Experiment) -> Compiled:
     """Runs the TPU compiler, which takes one to three minutes for a full-size model."""
     start = time.perf_counter()
     with jax.set_mesh(job.mesh):

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models.flops import model_flops
-from vit_jax.models.ops import attention as kernels
-from vit_jax.train.experiment import Job
+from vit_jax.models.ops import attention
+from vit_jax.train.experiment import Experiment
 
 # (remat, scan) -> bytes per token and layer that are saved for the backward pass, as a multiple of
 # the width, for bf16 activations. Scan without remat saves values that the compiler would otherwise
@@ -77,7 +76,7 @@ class Guess:
     ms: float  # per step
 
 
-def sketch(job: Job) -> Sketch:
+def sketch(job: Experiment) -> Sketch:
     paths, _ = jax.tree_util.tree_flatten_with_path(job.state)
     leaves = [(sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in paths]
     return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), tuple(leaves))
@@ -136,30 +135,26 @@ def layer_bytes(one: Sketch) -> float:
     length = tokens_of(model)
     keeps_scores = (
         settings.remat == "none"
-        and length <= kernels.EINSUM_UP_TO
+        and length <= attention.EINSUM_UP_TO
         and settings.attention in ("auto", "einsum")
     )
-    scores = (
-        itemsize * getattr(model, "num_heads", 0) * 128 * math.ceil(length / 128)
-        if keeps_scores
-        else 0
-    )
+    scores = itemsize * model.num_heads * 128 * math.ceil(length / 128) if keeps_scores else 0
     return SAVED[settings.remat, settings.scan] * model.width * itemsize / 2 + scores
 
 
 def tokens_of(model) -> int:
-    return math.prod(model.grid) + getattr(model, "num_prefix", 0)
+    return math.prod(model.grid) + model.num_prefix
 
 
 def activation_bytes(one: Sketch) -> float:
     """Bytes per chip of activations at the peak of a step."""
     model = one.model
     images = one.config.data.batch_size / one.config.accum_steps / one.batch_shards
-    if not hasattr(model, "depth"):  # a ResNet: its FLOPs approximate the size of its feature maps
-        return images * model_flops(model) / 60
+    if not model.depth:  # a ResNet: its FLOPs approximate the size of its feature maps
+        return images * model.flops / 60
     tokens = images * tokens_of(model)
     split = min(one.mesh["tensor"], 2)  # heads and MLP are split, the residual stream is not
-    stem = images * 12e6 if getattr(model, "stem_units", None) else 0
+    stem = images * 12e6 if model.stem_units else 0
     return tokens * (model.depth * layer_bytes(one) + WORKING * model.width) / split + stem
 
 
@@ -176,7 +171,7 @@ def communication_ms(one: Sketch) -> float:
         waits += 2 * size / mesh["fsdp"] / link
     if mesh["fsdp"] > 1:
         waits += 0.5 * 3 * size / link  # half of it overlaps with computation
-    if mesh["tensor"] > 1 and hasattr(one.model, "depth"):
+    if mesh["tensor"] > 1 and one.model.depth:
         tokens = one.config.data.batch_size / one.batch_shards * tokens_of(one.model)
         waits += 4 * one.model.depth * 2 * 2 * tokens * one.model.width / link
     return 1e3 * waits
@@ -193,7 +188,7 @@ def guess(one: Sketch) -> Guess:
     # Activations are freed while gradients are computed.
     memory += max(gradients, activation_bytes(one))
 
-    flops = 3 * model_flops(one.model) * config.data.batch_size / one.num_chips
+    flops = 3 * one.model.flops * config.data.batch_size / one.num_chips
     precision = 1 if config.model.dtype == "bfloat16" else 2
     slowdown = SLOWDOWN[config.model.remat, config.model.scan]
     compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * slowdown

@@ -8,10 +8,9 @@ import math
 import jax
 
 from vit_jax.distributed import sharding
-from vit_jax.models.flops import model_flops
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
-from vit_jax.train.experiment import Job
+from vit_jax.train.experiment import Experiment
 
 CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.md
 BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
@@ -35,7 +34,7 @@ def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
     return 1e3 * roofline, 1e3 * cycles / chip.clock
 
 
-def kernel_ms(program: hlo.Program, job: Job) -> tuple[float, float]:
+def kernel_ms(program: hlo.Program, job: Experiment) -> tuple[float, float]:
     """(roofline, estimate) of splash attention's kernels, which the compiler does not count.
 
     They compute 2 matrix products of the size of the scores in the forward pass, 5 in the backward
@@ -55,7 +54,7 @@ def kernel_ms(program: hlo.Program, job: Job) -> tuple[float, float]:
 
 
 def step_ms(
-    program: hlo.Program, job: Job, messages: list[collectives.Collective]
+    program: hlo.Program, job: Experiment, messages: list[collectives.Collective]
 ) -> dict[str, float]:
     """Time of a step. Low: the chip's limits, and everything that may overlap does. High: the
     compiler's cycles, and nothing overlaps.
@@ -75,7 +74,7 @@ def step_ms(
     )
 
 
-def hbm_gib(job: Job, compiled: Compiled) -> dict[str, float]:
+def hbm_gib(job: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     prefetch = job.config.data.prefetch
     params = shard_bytes(job.state.params)
@@ -98,12 +97,12 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
     return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
 
 
-def speed(job: Job, step: dict[str, float]) -> dict:
+def speed(job: Experiment, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
     config = job.config
     chips = job.num_chips
     batch = config.data.batch_size
-    flops = 3 * model_flops(job.model)
+    flops = 3 * job.model.flops
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
     days = {end: step[end] * job.total_steps / 864e5 for end in ("low", "high")}
     hosts = len({device.process_index for device in job.mesh.devices.flat})
@@ -121,7 +120,7 @@ def speed(job: Job, step: dict[str, float]) -> dict:
     )
 
 
-def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
+def estimate(job: Experiment, compiled: Compiled, limit_gib: float) -> dict:
     """The JSON of a plan, without what the command line gives."""
     hbm = hbm_gib(job, compiled)
     fits = compiled.program is not None and hbm["total"] <= limit_gib
@@ -136,7 +135,7 @@ def estimate(job: Job, compiled: Compiled, limit_gib: float) -> dict:
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
         params_split=sharding.split_share(job.state.params, job.mesh),
-        model_flops_per_image=3 * model_flops(job.model),
+        model_flops_per_image=3 * job.model.flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=suggested,

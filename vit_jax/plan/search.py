@@ -6,11 +6,11 @@ from typing import Any
 
 from vit_jax.distributed import hardware
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.models.ops import attention as kernels
+from vit_jax.models.ops import attention
 from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.plan.suggestions import MARGIN, changed, lines
-from vit_jax.train.experiment import Job
+from vit_jax.train.experiment import Experiment
 
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)
@@ -19,21 +19,14 @@ ATTENTION = ("einsum", "splash")  # for more tokens than "auto" chooses einsum f
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
-def settings(job: Job):
+def settings(job: Experiment):
     """Every plausible combination, as flat config values."""
     chips = job.num_chips
     replicas = job.mesh.shape["replica"]
     slices = len({hardware.slice_index(device) for device in job.mesh.devices.flat})
-    layers = (False, True) if "scan" in type(job.model).__dataclass_fields__ else (False,)
-    remats = (
-        ("none", "names", "dots", "full")
-        if "remat" in type(job.model).__dataclass_fields__
-        else ("none",)
-    )
-    is_long = (
-        getattr(job.model, "num_heads", 0)
-        and job.model.grid[0] * job.model.grid[1] > kernels.EINSUM_UP_TO
-    )
+    layers = (False, True) if job.model.can_stack else (False,)
+    tokens = job.model.grid[0] * job.model.grid[1]
+    is_long = job.model.num_heads and tokens > attention.EINSUM_UP_TO
     kinds = ATTENTION if is_long else (job.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         data, remainder = divmod(chips, replicas * fsdp * tensor)
@@ -43,7 +36,7 @@ def settings(job: Job):
         zeros = [False]
         if data > 1 and fsdp == 1:
             zeros.append(True)
-        choices = itertools.product(zeros, layers, remats, MICROBATCHES, kinds)
+        choices = itertools.product(zeros, layers, job.model.remat_choices, MICROBATCHES, kinds)
         for zero, scan, remat, accum, kind in choices:
             values = mesh | {"mesh.zero": zero, "accum_steps": accum}
             if len(layers) > 1:
@@ -56,7 +49,7 @@ def family(values: dict) -> tuple:
     return tuple(values.get(key) for key in FAMILY)
 
 
-def candidates(job: Job, limit_gib: float) -> list[tuple[dict, Any]]:
+def candidates(job: Experiment, limit_gib: float) -> list[tuple[dict, Any]]:
     """(settings, config) of all that should fit, the fastest first; the third and later ones of a
     family come after all others.
     """

@@ -6,7 +6,7 @@ import math
 from vit_jax.errors import UserError
 from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
-from vit_jax.train.experiment import Job
+from vit_jax.train.experiment import Experiment
 
 MARGIN = 0.95  # share of the memory to use: the model does not see everything
 
@@ -24,7 +24,7 @@ def lines(settings: dict) -> str:
     return " ".join(f"--config.{key}={value}" for key, value in settings.items())
 
 
-def levers(job: Job) -> list[dict]:
+def levers(job: Experiment) -> list[dict]:
     """Changes that save memory; those that cost little time come first."""
     config = job.config
     mesh = job.mesh.shape
@@ -38,16 +38,16 @@ def levers(job: Job) -> list[dict]:
         found.append({"optim.momentum_dtype": "bfloat16"})
     if config.model.dtype == "float32":
         found.append({"model.dtype": "bfloat16"})
-    if "remat" in type(job.model).__dataclass_fields__:
+    if len(job.model.remat_choices) > 1:
         if config.model.scan and config.model.remat == "none":
             found.append({"model.scan": False})
-        order = ["none", "names", "dots", "full"]
+        order = job.model.remat_choices
         found += [{"model.remat": remat} for remat in order[order.index(config.model.remat) + 1 :]]
     found += [{"accum_steps": n} for n in (2, 4, 8, 16, 32) if n > config.accum_steps]
     return found
 
 
-def suggest(job: Job, limit_gib: float, total_bytes: float) -> list[str]:
+def suggest(job: Experiment, limit_gib: float, total_bytes: float) -> list[str]:
     """Command-line settings with which the job should fit: every single one that suffices, or else
     a combination of those that help.
 

@@ -183,6 +183,3 @@ def total_bytes(compiled) -> int:
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-
-
-Job = Experiment

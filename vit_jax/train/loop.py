@@ -17,7 +17,6 @@ from vit_jax.distributed import hardware, preemption, preflight, runtime, shardi
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.models.flops import model_flops
 from vit_jax.train import console, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
@@ -129,7 +128,7 @@ def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
 
 def make_timer(experiment: Experiment) -> StepTimer:
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    flops = 3 * model_flops(experiment.model)
+    flops = 3 * experiment.model.flops
     return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
 

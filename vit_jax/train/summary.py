@@ -4,7 +4,6 @@ import jax
 
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
-from vit_jax.models.flops import model_flops
 from vit_jax.weights import adapt, scan_layout
 
 
@@ -27,7 +26,7 @@ def model_line(experiment, params) -> str:
 
 
 def flops_line(experiment) -> str:
-    forward = model_flops(experiment.model)
+    forward = experiment.model.flops
     run = 3 * forward * experiment.config.data.batch_size * experiment.total_steps
     return (
         f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; "

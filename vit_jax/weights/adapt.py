@@ -244,7 +244,7 @@ def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: s
             f"no model has the sizes of these weights ({one_line(error)[:160]}): fetch the file "
             "again"
         ) from error
-    if hasattr(model, "prefix"):
+    if model.architecture == "vit":
         fit_tokens(params, source, model, report)
     if new_head or not model.num_classes:
         replace_head(params, target, model, report)
@@ -326,12 +326,12 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
         tokens.
     """
     source = create.create(**weights.fields).with_scan(False)
-    if type(source) is not type(model):
+    if source.architecture != model.architecture:
         raise UserError(
             f"the weights are of {type(source).__name__}, but the model is "
             f"{type(model).__name__}: choose one that fits"
         )
-    if hasattr(model, "tokens_mlp_dim") and math.prod(source.grid) != math.prod(model.grid):
+    if not model.any_num_tokens and math.prod(source.grid) != math.prod(model.grid):
         raise UserError(
             f"the token mixing was trained for {source.grid[0]} x {source.grid[1]} patches, not "
             f"{model.grid[0]} x {model.grid[1]}, and can't be resampled: use "
@@ -342,15 +342,14 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
 
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError if a config contradicts the weights in a field that no shape shows."""
-    source = source_model(weights, model)
+    theirs = create.fields(source_model(weights, model))
+    ours = create.fields(model)
     fields = SAME_FUNCTION
-    if getattr(source, "pool", None) == getattr(model, "pool", None):
+    if theirs.get("pool") == ours.get("pool"):
         fields += SAME_TOKENS
-    differ = [
-        field for field in fields if getattr(source, field, None) != getattr(model, field, None)
-    ]
+    differ = [field for field in fields if theirs.get(field) != ours.get(field)]
     if differ:
         flags = " ".join(
-            f"--config.model.{field}={getattr(source, field)}".replace(" ", "") for field in differ
+            f"--config.model.{field}={theirs[field]}".replace(" ", "") for field in differ
         )
         raise UserError(f"the weights and config.model differ in {', '.join(differ)}: add {flags}")

@@ -1,1 +1,1 @@
-"""Operations whose best form depends on the platform, one a file."""
+"""Operations whose best form depends on the platform, one per file."""

@@ -1,4 +1,4 @@
-"""The operations whose best form depends on the platform."""
+"""Multi-head attention, by the best way for its shape and platform."""
 
 import math
 
@@ -8,9 +8,10 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.distributed import hardware, sharding
 from vit_jax.errors import UserError
-from vit_jax.models.ops import cpu_matmul, einsum
 from vit_jax.models.ops.blockwise import blockwise
+from vit_jax.models.ops.cpu_attention import cpu_attention
 from vit_jax.models.ops.cudnn import cudnn
+from vit_jax.models.ops.einsum import einsum
 from vit_jax.models.ops.splash import splash
 
 # Ways to compute attention; `choose` resolves "auto".
@@ -24,53 +25,66 @@ EINSUM_UP_TO = 350
 
 
 def cudnn_refuses(dtype, width: int) -> str:
-    """What keeps cuDNN from heads of that dtype and width, in words; "" where it takes them."""
+    """Why cuDNN does not take heads of that dtype and width; "" if it does."""
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"does not compute in {jnp.dtype(dtype).name}: use dtype=bfloat16"
     if width > 128 or width % 8:
-        return f"takes heads of at most 128 channels, a multiple of 8, and these have {width}: use attention=auto"
+        return (
+            "takes heads of at most 128 channels, a multiple of 8, and these have "
+            f"{width}: use attention=auto"
+        )
     return ""
 
 
-def choose(wanted: str, query, key, platform: str) -> str:
-    """The way to compute attention, by shape, dtype and platform: a name of `ATTENTIONS` other than
-    auto.
-
-    A probe that pools (one query) has a row of weights, not a square: einsum, whatever is wanted.
-
-    Args:
-      wanted: a name of `ATTENTIONS`.
-      query, key: [batch, length, heads, kv], or only their shapes and dtypes.
-      platform: as `platform` names it.
-
-    Raises:
-      UserError: what is wanted does not run there.
-    """
-    refused = cudnn_refuses(query.dtype, query.shape[-1])
-    if wanted == "splash" and platform != "tpu":
+def check_platform(way: str, query, platform: str) -> None:
+    """Raises UserError if that way does not run on the platform."""
+    if way == "splash" and platform != "tpu":
         raise UserError(f"attention=splash runs on TPUs, not on {platform}: use auto or blockwise")
-    if wanted == "cudnn" and platform != "cuda":
+    if way != "cudnn":
+        return
+    if platform != "cuda":
         raise UserError(
             f"attention=cudnn runs on NVIDIA GPUs from Ampere on, not on {platform}: use auto or "
             "blockwise"
         )
-    if wanted == "cudnn" and refused:
-        raise UserError(f"attention=cudnn {refused}")
+    problem = cudnn_refuses(query.dtype, query.shape[-1])
+    if problem:
+        raise UserError(f"attention=cudnn {problem}")
+
+
+def choose(way: str, query, key, platform: str) -> str:
+    """The way to compute attention, by shape, dtype and platform: one of `ATTENTIONS` but auto.
+
+    Attention pooling has one query, so a row of weights, not a square: einsum, whatever the `way`.
+
+    Args:
+      way: one of `ATTENTIONS`.
+      query, key: [batch, length, heads, kv], or only their shapes and dtypes.
+      platform: as `hardware.platform` names it.
+
+    Raises:
+      UserError: `way` does not run on the platform.
+    """
+    check_platform(way, query, platform)
     if query.shape[1] == 1:
         return "einsum"
-    if wanted != "auto":
-        return wanted
+    if way != "auto":
+        return way
     if query.shape[1] * key.shape[1] <= EINSUM_UP_TO**2:
         return "einsum"
-    return {"tpu": "splash", "cuda": "blockwise" if refused else "cudnn"}.get(platform, "blockwise")
+    if platform == "tpu":
+        return "splash"
+    if platform == "cuda" and not cudnn_refuses(query.dtype, query.shape[-1]):
+        return "cudnn"
+    return "blockwise"
 
 
 def on_every_device(function, *arrays):
-    """Calls `function` with each device's own examples and heads of arrays [batch, length, heads,
-    kv].
+    """Calls `function` on each device with its own examples and heads of arrays [batch, length,
+    heads, kv].
 
-    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's. Axes that do not divide an
-    array, as the one example of an initialisation, are computed by all.
+    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's. An axis whose devices do not
+    divide it, such as the one example of an initialisation, is computed by all of them.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -80,29 +94,29 @@ def on_every_device(function, *arrays):
         names = (axes,) if isinstance(axes, str) else axes or ()
         return axes if size % math.prod(mesh.shape[name] for name in names) == 0 else None
 
-    spec = PartitionSpec(
-        *map(fitting, arrays[0].shape, sharding.spec("batch", "length", "heads", "kv"))
-    )
-    # Pallas does not say over which axes its outputs vary, so the check that they do cannot pass.
+    axes = sharding.spec("batch", "length", "heads", "kv")
+    spec = PartitionSpec(*map(fitting, arrays[0].shape, axes))
+    # Pallas does not declare over which axes its outputs vary, so that check cannot pass.
     return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
 
 
-def attention(query, key, value, dtype, softmax_dtype, wanted: str = "auto"):
-    """Multi-head attention, by the way that `choose` names.
+def attend(query, key, value, dtype, softmax_dtype, way: str = "auto"):
+    """Multi-head attention (arXiv 1706.03762 equation 1), by the way that `choose` names.
 
     Args:
-      query: [batch, length, heads, kv].
+      query: [batch, length, heads, kv], not scaled.
       key, value: [batch, other, heads, kv].
       dtype: of the operands of its products.
       softmax_dtype: of einsum's softmax; the other ways compute it in float32.
-      wanted: a name of `ATTENTIONS`.
+      way: one of `ATTENTIONS`.
 
     Returns:
       [batch, length, heads, kv].
     """
-    chosen = choose(wanted, query, key, hardware.platform())
-    if chosen == "einsum" and hardware.platform() == "cpu":
-        return cpu_matmul.attention(einsum.scaled(query), key, value, jnp.dtype(dtype))
-    if chosen == "einsum":
-        return einsum.einsum(einsum.scaled(query), key, value, jnp.dtype(softmax_dtype))
-    return on_every_device(LINEAR_MEMORY[chosen], query, key, value)
+    platform = hardware.platform()
+    chosen = choose(way, query, key, platform)
+    if chosen != "einsum":
+        return on_every_device(LINEAR_MEMORY[chosen], query, key, value)
+    if platform == "cpu":
+        return cpu_attention(query, key, value, jnp.dtype(dtype))
+    return einsum(query, key, value, jnp.dtype(softmax_dtype))

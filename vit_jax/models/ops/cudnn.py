@@ -5,10 +5,16 @@ import jax.numpy as jnp
 
 
 def cudnn(query, key, value):
-    """Attention by cuDNN's fused kernel; softmax in float32. Shapes as in `blockwise`; float16 or
-    bfloat16.
+    """Attention by cuDNN's fused kernel, which scales the scores itself; softmax in float32.
 
-    JAX 0.10 refuses to train on odd lengths: those get a row of padding, which cuDNN leaves out.
+    JAX 0.10 cannot train on odd lengths: those get a row of padding, which cuDNN masks.
+
+    Args:
+      query: [batch, length, heads, kv], float16 or bfloat16.
+      key, value: [batch, other, heads, kv].
+
+    Returns:
+      [batch, length, heads, kv] in the dtype of `query`.
     """
     batch, length = query.shape[:2]
     other = key.shape[1]

@@ -1,11 +1,12 @@
-"""Attention by two einsums, which holds the weights [batch, heads, length, length]."""
+"""Attention by two einsums, which stores the weights [batch, heads, length, length]."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.ops import precision
+from vit_jax.models.ops.scaling import scaled
+from vit_jax.models.ops.tpu_layout import in_memory
 
 
 def attention_weights(query, key, softmax_dtype, distance=None):
@@ -27,46 +28,43 @@ def attention_weights(query, key, softmax_dtype, distance=None):
     return jax.nn.softmax(scores.astype(softmax_dtype)).astype(query.dtype)
 
 
-def scaled(query):
-    return query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-
-
 def weighted(weights, value):
     """[batch, heads, length, other], [batch, other, heads, kv] -> [batch, length, heads, kv]."""
     return jnp.einsum("bhqv,bvhk->bqhk", weights, value)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def einsum(query, key, value, softmax_dtype):
-    """Attention of scaled queries [batch, length, heads, kv] that keeps its weights for the
-    backward pass.
+    """`weighted(attention_weights(query, key), value)` with a backward pass of its own.
 
     The backward pass takes what softmax's derivative sums over keys from the output and its
-    gradient instead (arXiv 2205.14135 appendix B.2), which spares a pass over the square of
-    weights.
+    gradient (arXiv 2205.14135 appendix B.2), which saves a pass over the attention matrix.
     """
-    return einsum_forward(query, key, value, softmax_dtype)[0]
+    return attention_of_scaled(scaled(query), key, value, softmax_dtype)
 
 
-def einsum_forward(query, key, value, softmax_dtype):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def attention_of_scaled(query, key, value, softmax_dtype):
+    return forward(query, key, value, softmax_dtype)[0]
+
+
+def forward(query, key, value, softmax_dtype):
     scores = jnp.einsum("bqhk,bvhk->bhqv", query, key)
-    if (
-        query.shape[1] > 1
-    ):  # the row of a single query would be padded to the 128 neighbours of a TPU's registers
-        scores = precision.in_memory(scores, 0, 1, 3, 2)
+    if query.shape[1] > 1:  # a TPU would pad the row of a single query to 128
+        scores = in_memory(scores, 0, 1, 3, 2)
     weights = jax.nn.softmax(scores.astype(softmax_dtype)).astype(query.dtype)
     output = weighted(weights, value)
     return output, (query, key, value, weights, output)
 
 
-def einsum_backward(softmax_dtype, kept, gradient):
-    query, key, value, weights, output = kept
+def backward(softmax_dtype, residuals, gradient):
+    query, key, value, weights, output = residuals
     total = jnp.einsum("bqhk,bqhk->bhq", output, gradient, preferred_element_type=jnp.float32)
     of_weights = jnp.einsum("bqhk,bvhk->bhqv", gradient, value, preferred_element_type=jnp.float32)
     of_scores = (weights * (of_weights - total[..., None])).astype(query.dtype)
     of_query = jnp.einsum("bhqv,bvhk->bqhk", of_scores, key)
     of_key = jnp.einsum("bhqv,bqhk->bvhk", of_scores, query)
-    return of_query, of_key, jnp.einsum("bhqv,bqhk->bvhk", weights, gradient)
+    of_value = jnp.einsum("bhqv,bqhk->bvhk", weights, gradient)
+    return of_query, of_key, of_value
 
 
-einsum.defvjp(einsum_forward, einsum_backward)
+attention_of_scaled.defvjp(forward, backward)

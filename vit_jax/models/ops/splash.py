@@ -6,24 +6,25 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from vit_jax.models.ops.blockwise import blocks_of
+from vit_jax.models.ops.scaling import scaled
 
-# A TPU's registers have 128 lanes: the last dimension of what a kernel reads is a multiple of it,
-# whatever its shape.
+# A TPU's registers have 128 lanes: the last dimension of every array that a kernel reads is padded
+# to a multiple of it.
 LANES = 128
-# Most rows of queries and of keys, of 2 bytes per number, that `splash` holds in 16 MiB of scoped
-# VMEM (v4, v5e, v5p), and the largest tile of scores beside them. Larger tiles run out of it, or
-# spill; smaller ones take more bundles.
+# Most rows of queries and of keys, of 2 bytes per number, that fit into 16 MiB of scoped VMEM (v4,
+# v5e, v5p), and the largest tile of scores beside them. Larger tiles run out of memory or spill;
+# smaller ones take more bundles.
 MAX_ROWS = 1536
 MAX_TILE = 3 * 2**18
-# Added to the scores of padding. exp(x - maximum) is exactly 0 for it, and bfloat16 can hold it.
-FAR = -1e9
+# Added to the scores of padding: exp(x - maximum) is exactly 0 then. bfloat16 can represent it.
+MASKED_SCORE = -1e9
 
 
 class SplashBlocks(NamedTuple):
     queries: int  # padded length
-    keys: int
+    keys: int  # padded length
     query_block: int  # rows in memory
-    key_block: int
+    key_block: int  # rows in memory
     compute: int  # keys at a time
 
 
@@ -31,13 +32,14 @@ def splash_blocks(length: int, other: int, itemsize: int) -> SplashBlocks:
     """Sizes for `length` queries and `other` keys of `itemsize` bytes per number.
 
     A few queries make one block, which needs no padding: a block may be as long as its array. Keys
-    are padded, for a kernel goes over them by multiples of 128, `compute` at a time. Its work grows
-    with their rows, and each step costs about 64 rows more (bundles that the compiler schedules for
-    a v5e).
+    are padded because a kernel takes a multiple of 128 of them, `compute`, at a time. Its work
+    grows with their rows, and each step costs as much as about 64 rows more (in bundles that the
+    compiler schedules for a v5e).
     """
     rows = MAX_ROWS * 2 // max(itemsize, 2)
     count, block = blocks_of(length, rows)
-    block = block if count == 1 else LANES * math.ceil(block / LANES)
+    if count > 1:
+        block = LANES * math.ceil(block / LANES)
     key_count, key_rows = blocks_of(other, rows)
     sizes = range(LANES, min(rows, max(MAX_TILE // block, LANES)) + 1, LANES)
     compute = min(sizes, key=lambda size: (math.ceil(key_rows / size) * (size + 64), -size))
@@ -46,8 +48,8 @@ def splash_blocks(length: int, other: int, itemsize: int) -> SplashBlocks:
 
 
 def splash_kernel(sizes: SplashBlocks, interpret: bool):
-    """The kernel of Pallas for [heads, queries, kv] and [heads, keys, kv]; it is imported where it
-    is used.
+    """The Pallas kernel for [heads, queries, kv] and [heads, keys, kv]. Pallas is imported only
+    here.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel,
@@ -64,7 +66,7 @@ def splash_kernel(sizes: SplashBlocks, interpret: bool):
         block_kv_dkv_compute=sizes.compute,
         use_fused_bwd_kernel=True,
     )
-    # One head stands for all of them.
+    # The mask of one head applies to all of them.
     mask = splash_attention_mask.MultiHeadMask(
         [splash_attention_mask.FullMask((sizes.queries, sizes.keys))]
     )
@@ -73,13 +75,18 @@ def splash_kernel(sizes: SplashBlocks, interpret: bool):
     )
 
 
+def pad(x, rows: int, channels: int):
+    """[batch, length, heads, kv] -> [batch, rows, heads, kv + channels], with zeros."""
+    return jnp.pad(x, ((0, 0), (0, rows - x.shape[1]), (0, 0), (0, channels)))
+
+
 def splash(query, key, value, interpret: bool = False):
     """Attention by JAX's Pallas kernel for TPUs, "splash attention"; softmax in float32.
 
-    Keys that are padding carry `FAR` in a column that is 1 in every query: kernels read rows of 128
-    lanes whatever the width of a head (64, 72, 80, 88 or 104), so that this mask is free, which
-    segment ids are not. Examples and heads are one axis, for nothing tells them apart. Padding
-    happens before heads and length change places: XLA fuses it.
+    Keys that are padding have `MASKED_SCORE` in a column that is 1 in every query. Unlike segment
+    ids this mask costs nothing, because kernels read rows of 128 lanes whatever the width of a head
+    (64, 72, 80, 88 or 104). Examples and heads become one axis: the kernel treats both alike.
+    Padding precedes the swap of heads and length, so that XLA fuses it.
 
     Args:
       query: [batch, length, heads, kv].
@@ -94,17 +101,16 @@ def splash(query, key, value, interpret: bool = False):
     sizes = splash_blocks(length, other, query.dtype.itemsize)
     channels = LANES - width % LANES if sizes.keys > other else 0
 
-    def grow(x, rows, channels):
-        return jnp.pad(x, ((0, 0), (0, rows - x.shape[1]), (0, 0), (0, channels)))
-
-    def lay(x):
+    def heads_first(x):
         return x.swapaxes(1, 2).reshape(batch * heads, x.shape[1], x.shape[3])
 
-    query = grow(query / jnp.sqrt(width).astype(query.dtype), sizes.queries, channels)
-    key, value = grow(key, sizes.keys, channels), grow(value, sizes.keys, 0)
+    query = pad(scaled(query), sizes.queries, channels)
+    key = pad(key, sizes.keys, channels)
+    value = pad(value, sizes.keys, 0)
     if channels:
         column = (jnp.arange(width + channels) == width).astype(query.dtype)
         exists = jnp.arange(sizes.keys)[:, None, None] < other
-        query, key = query + column, key + jnp.where(exists, 0, FAR).astype(key.dtype) * column
-    y = splash_kernel(sizes, interpret)(lay(query), lay(key), lay(value))
+        query = query + column
+        key = key + jnp.where(exists, 0, MASKED_SCORE).astype(key.dtype) * column
+    y = splash_kernel(sizes, interpret)(heads_first(query), heads_first(key), heads_first(value))
     return y.reshape(batch, heads, sizes.queries, width).swapaxes(1, 2)[:, :length]
