@@ -167,9 +167,7 @@ def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
 def test_data_commands_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[2:]]
-    module = importlib.import_module(
-        {"vit_jax.data": "vit_jax.data.__main__"}.get(words[0], words[0])
-    )
+    module = importlib.import_module(f"{words[0]}.__main__")
     assert module.main(words[1:]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) > 3 and "error" not in out

@@ -257,7 +257,7 @@ EIGHT = np.arange(8).reshape(2, 4)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("replica_groups={{0,1},{2,3}}, to_apply=%add", [[0, 1], [2, 3]]),
         ("source_target_pairs={{0,3},{3,0}}", [[0, 3], [3, 0]]),
@@ -279,9 +279,9 @@ EIGHT = np.arange(8).reshape(2, 4)
         ("replica_groups=mesh['a'=2,'b'=4] {'a','b':(2)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
     ],
 )
-def test_groups_are_read_in_every_notation(text, wanted):
+def test_groups_are_read_in_every_notation(text, expected):
     np.testing.assert_array_equal(
-        collectives.groups_of(f"%x), channel_id=3, {text}, use_global_ids=true"), wanted
+        collectives.groups_of(f"%x), channel_id=3, {text}, use_global_ids=true"), expected
     )
 
 
@@ -313,7 +313,7 @@ ALL = np.arange(256).reshape(1, 256)
 
 
 @pytest.mark.parametrize(
-    ("kind", "extents", "groups", "wanted"),
+    ("kind", "extents", "groups", "expected"),
     [
         ("all-gather", (8, 8), np.arange(8)[None], SIZE * 7 / 8 / LINK),  # a line
         ("all-reduce", (8, 8), np.arange(8)[None], 2 * SIZE * 7 / 8 / LINK),
@@ -328,9 +328,9 @@ ALL = np.arange(256).reshape(1, 256)
         ("all-reduce", (4, 4), np.array([[3]]), 0),
     ],
 )
-def test_time_of_a_collective_is_that_of_rings_and_lines(kind, extents, groups, wanted):
+def test_time_of_a_collective_is_that_of_rings_and_lines(kind, extents, groups, expected):
     mesh = mesh_of(pod(*extents), 1, *extents, 1)
-    assert collectives.seconds(kind, SIZE, groups, mesh, V5E) == pytest.approx(wanted)
+    assert collectives.seconds(kind, SIZE, groups, mesh, V5E) == pytest.approx(expected)
 
 
 def test_an_axis_wraps_by_the_length_of_the_whole_axis():
@@ -780,7 +780,7 @@ def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monk
     config = loaded(tiny, "mesh.fsdp=2", "mesh.zero=True", "accum_steps=2", "prng=rbg")
     job = Experiment.on_devices(config, None, V5E)
     with jax.set_mesh(job.mesh):
-        wanted = job.train_step.lower(job.state, job.batch).as_text()
+        expected = job.train_step.lower(job.state, job.batch).as_text()
 
     def spy(train_step, *shapes):
         raise Lowered(train_step.lower(*shapes).as_text())
@@ -788,4 +788,4 @@ def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monk
     monkeypatch.setattr(loop, "compile_meanwhile", spy)
     with pytest.raises(Lowered) as lowered:
         loop.train(config, loop.workdir.make(str(tmp_path / "run")))
-    assert str(lowered.value) == wanted
+    assert str(lowered.value) == expected
