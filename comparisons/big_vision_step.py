@@ -98,7 +98,7 @@ def ours(case: Case) -> dict:
     overrides = [f"--config.{text}" for text in (*COMMON, *case.settings.split())]
     overrides += [f"--config.data.batch_size={case.batch_size}"]
     config = configs.load(f"{CONFIG}:{case.variant},imagenet2012", overrides)
-    job = compilation.make_job(config, case.topology, 1)
+    job = compilation.on_topology(config, case.topology, 1)
     with jax.set_mesh(job.mesh):
         if case.whole:
             compiled = job.train_step.lower(job.state, job.batch).compile()

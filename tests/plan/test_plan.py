@@ -547,7 +547,7 @@ def loaded(location: str, *settings: str):
 
 
 def job_of(config, *extents: int, slices: int = 1) -> Experiment:
-    """What `compilation.make_job` gives, for chips that only these tests know."""
+    """What `compilation.on_topology` gives, for chips that only these tests know."""
     return Experiment.on_devices(config, pod(*extents, slices=slices), V5E)
 
 
@@ -697,7 +697,7 @@ def test_a_search_goes_on_after_a_candidate_that_fails(small, monkeypatch, capsy
             raise found
         return found
 
-    monkeypatch.setattr(compilation, "make_job", lambda *_: small)
+    monkeypatch.setattr(compilation, "on_topology", lambda *_: small)
     monkeypatch.setattr(run, "plan", planned)
     args = types.SimpleNamespace(topology="v5e:2x4", num_slices=1, search=True, max_compiles=2)
     found = run.run(small.config, args, 15.75)
@@ -721,7 +721,7 @@ def test_if_nothing_fits_the_smallest_plan_is_the_result():
 
 def planned(job, monkeypatch, compiled, limit_gib=15.75) -> dict:
     """The plan that `compiled` would give."""
-    monkeypatch.setattr(compilation, "compile_job", lambda job: compiled)
+    monkeypatch.setattr(compilation, "compile_step", lambda job: compiled)
     args = types.SimpleNamespace(config="tiny.py", topology="v5e:2x4", num_slices=1)
     return run.plan(job, args, limit_gib)
 

@@ -18,12 +18,12 @@ from vit_jax.train.timer import timed
 
 def run(config, args) -> list[dict]:
     """Saves and restores a fresh state of the config's model."""
-    job = Experiment.on_devices(config)
-    with tempfile.TemporaryDirectory() as temporary, jax.set_mesh(job.mesh):
+    experiment = Experiment.on_devices(config)
+    with tempfile.TemporaryDirectory() as temporary, jax.set_mesh(experiment.mesh):
         folder = epath.Path(args.folder or temporary)
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"--folder={folder} is not empty: name a new one")
-        blocking, saving, restoring, size = measure(config, job, folder, args.runs)
+        blocking, saving, restoring, size = measure(config, experiment, folder, args.runs)
     mib = size / 2**20
     name = f"{config.model.variant}, {mib:.0f} MiB"
     return [
@@ -35,13 +35,15 @@ def run(config, args) -> list[dict]:
     ]
 
 
-def measure(config, job, folder, runs: int) -> tuple[list[float], list[float], list[float], int]:
+def measure(
+    config, experiment, folder, runs: int
+) -> tuple[list[float], list[float], list[float], int]:
     """Seconds that each save blocks training, that it takes until it is complete, and that
     restoring it takes; bytes of the state.
     """
-    state = states.fresh_state(config, job.model, job.tx, job.state)
+    state = states.fresh_state(config, experiment.model, experiment.tx, experiment.state)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    abstract = states.as_dict(job.state)
+    abstract = states.as_dict(experiment.state)
     blocking = []
     saving = []
     restoring = []

@@ -70,14 +70,14 @@ def random_batch(abstract: dict, num_classes: int) -> dict:
 
 def measure(config, args, product: float) -> list[dict]:
     """Rows of one model."""
-    job = Experiment.on_devices(config)
+    experiment = Experiment.on_devices(config)
     size = config.data.batch_size
     name = f"{config.model.variant}, {size} images"
-    with jax.set_mesh(job.mesh):
-        lowered, tracing = timed(job.train_step.lower, job.state, job.batch)
+    with jax.set_mesh(experiment.mesh):
+        lowered, tracing = timed(experiment.train_step.lower, experiment.state, experiment.batch)
         compiled, compiling = timed(lowered.compile)
-        state = states.fresh_state(config, job.model, job.tx, job.state)
-        batch = random_batch(job.batch, job.model.num_classes)
+        state = states.fresh_state(config, experiment.model, experiment.tx, experiment.state)
+        batch = random_batch(experiment.batch, experiment.model.num_classes)
 
         def update():
             nonlocal state
@@ -88,11 +88,11 @@ def measure(config, args, product: float) -> list[dict]:
 
         @jax.jit
         def infer(params, image):
-            return job.model.apply({"params": params}, job.model.normalize(image))
+            return experiment.model.apply({"params": params}, experiment.model.normalize(image))
 
         call = lambda: infer(state.params, batch["image"])  # noqa: E731
         inference = seconds_per_call(call, args.steps, args.runs)
-    flops = 3 * size * job.model.flops / job.num_chips
+    flops = 3 * size * experiment.model.flops / experiment.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

@@ -25,23 +25,25 @@ class Compiled:
     program: Program | None
 
 
-def make_job(config, topology_name: str, num_slices: int) -> Experiment:
+def on_topology(config, topology_name: str, num_slices: int) -> Experiment:
     """Everything that `train` does before it uses a device or the data."""
     chip, _ = topology.parse(topology_name)
     devices = topology.devices(topology_name, num_slices)
     return Experiment.on_devices(config, devices, chip)
 
 
-def remake(job: Experiment, config) -> Experiment:
+def remake(experiment: Experiment, config) -> Experiment:
     """The same pod with another config."""
-    return Experiment.on_devices(config, job.mesh.devices.flatten().tolist(), job.chip)
+    return Experiment.on_devices(
+        config, experiment.mesh.devices.flatten().tolist(), experiment.chip
+    )
 
 
-def compile_job(job: Experiment) -> Compiled:
+def compile_step(experiment: Experiment) -> Compiled:
     """Runs the TPU compiler, which takes one to three minutes for a full-size model."""
     start = time.perf_counter()
-    with jax.set_mesh(job.mesh):
-        lowered = job.train_step.lower(job.state, job.batch)
+    with jax.set_mesh(experiment.mesh):
+        lowered = experiment.train_step.lower(experiment.state, experiment.batch)
     constraints = len(CONSTRAINT.findall(lowered.as_text()))
     try:
         compiled = lowered.compile()

@@ -1,5 +1,5 @@
 """A model of memory and time without the compiler: good enough to rank settings and to suggest what
-would make a job fit.
+would make a experiment fit.
 
 Its constants were fitted to the TPU compiler's figures for L/16 with 64 images per chip, and
 checked on B/16 and H/14.
@@ -76,10 +76,16 @@ class Guess:
     ms: float  # per step
 
 
-def sketch(job: Experiment) -> Sketch:
-    paths, _ = jax.tree_util.tree_flatten_with_path(job.state)
+def sketch(experiment: Experiment) -> Sketch:
+    paths, _ = jax.tree_util.tree_flatten_with_path(experiment.state)
     leaves = [(sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in paths]
-    return Sketch(job.config, job.chip, job.model, dict(job.mesh.shape), tuple(leaves))
+    return Sketch(
+        experiment.config,
+        experiment.chip,
+        experiment.model,
+        dict(experiment.mesh.shape),
+        tuple(leaves),
+    )
 
 
 def resketch(one: Sketch, config) -> Sketch:

@@ -34,7 +34,7 @@ def compute_ms(program: hlo.Program, chip) -> tuple[float, float]:
     return 1e3 * roofline, 1e3 * cycles / chip.clock
 
 
-def kernel_ms(program: hlo.Program, job: Experiment) -> tuple[float, float]:
+def kernel_ms(program: hlo.Program, experiment: Experiment) -> tuple[float, float]:
     """(roofline, estimate) of splash attention's kernels, which the compiler does not count.
 
     They compute 2 matrix products of the size of the scores in the forward pass, 5 in the backward
@@ -43,24 +43,32 @@ def kernel_ms(program: hlo.Program, job: Experiment) -> tuple[float, float]:
     calls = [i.rest for _, i, _ in program.walk() if i.opcode == "custom-call"]
     if not any('"tpu_custom_call"' in rest for rest in calls):
         return 0.0, 0.0
-    model = job.model
-    shards = math.prod(job.mesh.shape[axis] for axis in sharding.RULES["batch"])
-    products = 7 if job.config.model.remat in ("none", "names") else 9
+    model = experiment.model
+    shards = math.prod(experiment.mesh.shape[axis] for axis in sharding.RULES["batch"])
+    products = 7 if experiment.config.model.remat in ("none", "names") else 9
     tokens = math.prod(model.grid) + model.num_prefix
-    images = job.config.data.batch_size / shards
-    flops = model.depth * products * 2 * images * tokens**2 * model.width / job.mesh.shape["tensor"]
-    roofline = 1e3 * flops / job.chip.peak_flops
+    images = experiment.config.data.batch_size / shards
+    flops = (
+        model.depth
+        * products
+        * 2
+        * images
+        * tokens**2
+        * model.width
+        / experiment.mesh.shape["tensor"]
+    )
+    roofline = 1e3 * flops / experiment.chip.peak_flops
     return roofline, roofline / 0.4
 
 
 def step_ms(
-    program: hlo.Program, job: Experiment, messages: list[collectives.Collective]
+    program: hlo.Program, experiment: Experiment, messages: list[collectives.Collective]
 ) -> dict[str, float]:
     """Time of a step. Low: the chip's limits, and everything that may overlap does. High: the
     compiler's cycles, and nothing overlaps.
     """
-    roofline, estimate = compute_ms(program, job.chip)
-    kernel_roofline, kernel_estimate = kernel_ms(program, job)
+    roofline, estimate = compute_ms(program, experiment.chip)
+    kernel_roofline, kernel_estimate = kernel_ms(program, experiment)
     roofline += kernel_roofline
     estimate += kernel_estimate
     exposed = 1e3 * sum(c.seconds for c in messages if not c.overlapped)
@@ -74,12 +82,12 @@ def step_ms(
     )
 
 
-def hbm_gib(job: Experiment, compiled: Compiled) -> dict[str, float]:
+def hbm_gib(experiment: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
-    prefetch = job.config.data.prefetch
-    params = shard_bytes(job.state.params)
-    opt_state = shard_bytes(job.state) - params
-    batch = shard_bytes(job.batch)
+    prefetch = experiment.config.data.prefetch
+    params = shard_bytes(experiment.state.params)
+    opt_state = shard_bytes(experiment.state) - params
+    batch = shard_bytes(experiment.batch)
     # The compiler counts one batch; the prefetched ones are on the chip, too.
     total = compiled.total_bytes + batch * (prefetch - 1)
     sizes = dict(
@@ -97,54 +105,57 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
     return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
 
 
-def speed(job: Experiment, step: dict[str, float]) -> dict:
+def speed(experiment: Experiment, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
-    config = job.config
-    chips = job.num_chips
+    config = experiment.config
+    chips = experiment.num_chips
     batch = config.data.batch_size
-    flops = 3 * job.model.flops
+    flops = 3 * experiment.model.flops
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
-    days = {end: step[end] * job.total_steps / 864e5 for end in ("low", "high")}
-    hosts = len({device.process_index for device in job.mesh.devices.flat})
+    days = {end: step[end] * experiment.total_steps / 864e5 for end in ("low", "high")}
+    hosts = len({device.process_index for device in experiment.mesh.devices.flat})
     per_host = images["high"] * chips / hosts
     return dict(
-        mfu=bracket(step, lambda ms: batch * flops / chips / job.chip.peak_flops / ms * 1e3),
+        mfu=bracket(step, lambda ms: batch * flops / chips / experiment.chip.peak_flops / ms * 1e3),
         images_per_sec_per_chip=images,
-        total_steps=job.total_steps,
+        total_steps=experiment.total_steps,
         days=days,
         chip_hours={end: value * 24 * chips for end, value in days.items()},
         hosts=hosts,
         host_cores=per_host / config.data.repeats * CORE_MS_PER_IMAGE / 1e3,
-        host_cores_available=job.chip.host_cores * chips // hosts // job.chip.host_chips,
+        host_cores_available=experiment.chip.host_cores
+        * chips
+        // hosts
+        // experiment.chip.host_chips,
         host_network_gbps=per_host / config.data.repeats * BYTES_PER_IMAGE * 8 / 1e9,
     )
 
 
-def estimate(job: Experiment, compiled: Compiled, limit_gib: float) -> dict:
+def estimate(experiment: Experiment, compiled: Compiled, limit_gib: float) -> dict:
     """The JSON of a plan, without what the command line gives."""
-    hbm = hbm_gib(job, compiled)
+    hbm = hbm_gib(experiment, compiled)
     fits = compiled.program is not None and hbm["total"] <= limit_gib
     suggested = []
     if not fits:
-        suggested = suggestions.suggest(job, limit_gib, compiled.total_bytes)
+        suggested = suggestions.suggest(experiment, limit_gib, compiled.total_bytes)
     facts = dict(
-        num_chips=job.num_chips,
-        mesh={axis: int(size) for axis, size in job.mesh.shape.items()},
+        num_chips=experiment.num_chips,
+        mesh={axis: int(size) for axis, size in experiment.mesh.shape.items()},
         fits=fits,
         hbm_limit_gib=limit_gib,
         hbm_gib=hbm,
-        params=sum(leaf.size for leaf in jax.tree.leaves(job.state.params)),
-        params_split=sharding.split_share(job.state.params, job.mesh),
-        model_flops_per_image=3 * job.model.flops,
+        params=sum(leaf.size for leaf in jax.tree.leaves(experiment.state.params)),
+        params_split=sharding.split_share(experiment.state.params, experiment.mesh),
+        model_flops_per_image=3 * experiment.model.flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=suggested,
     )
     if compiled.program is None:
         return facts | dict.fromkeys(PROGRAM_FIGURES)
-    messages = collectives.collectives(compiled.program, job.mesh, job.chip)
-    step = step_ms(compiled.program, job, messages)
+    messages = collectives.collectives(compiled.program, experiment.mesh, experiment.chip)
+    step = step_ms(compiled.program, experiment, messages)
     sent = [dataclasses.asdict(message) for message in messages]
     for message in sent:
         del message["seconds"]
-    return facts | dict(collectives=sent, step_ms=step) | speed(job, step)
+    return facts | dict(collectives=sent, step_ms=step) | speed(experiment, step)

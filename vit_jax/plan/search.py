@@ -19,15 +19,15 @@ ATTENTION = ("einsum", "splash")  # for more tokens than "auto" chooses einsum f
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
-def settings(job: Experiment):
+def settings(experiment: Experiment):
     """Every plausible combination, as flat config values."""
-    chips = job.num_chips
-    replicas = job.mesh.shape["replica"]
-    slices = len({hardware.slice_index(device) for device in job.mesh.devices.flat})
-    layers = (False, True) if job.model.can_stack else (False,)
-    tokens = job.model.grid[0] * job.model.grid[1]
-    is_long = job.model.num_heads and tokens > attention.EINSUM_UP_TO
-    kinds = ATTENTION if is_long else (job.config.model.attention,)
+    chips = experiment.num_chips
+    replicas = experiment.mesh.shape["replica"]
+    slices = len({hardware.slice_index(device) for device in experiment.mesh.devices.flat})
+    layers = (False, True) if experiment.model.can_stack else (False,)
+    tokens = experiment.model.grid[0] * experiment.model.grid[1]
+    is_long = experiment.model.num_heads and tokens > attention.EINSUM_UP_TO
+    kinds = ATTENTION if is_long else (experiment.config.model.attention,)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         data, remainder = divmod(chips, replicas * fsdp * tensor)
         if remainder or (replicas % slices and data % slices):
@@ -36,7 +36,9 @@ def settings(job: Experiment):
         zeros = [False]
         if data > 1 and fsdp == 1:
             zeros.append(True)
-        choices = itertools.product(zeros, layers, job.model.remat_choices, MICROBATCHES, kinds)
+        choices = itertools.product(
+            zeros, layers, experiment.model.remat_choices, MICROBATCHES, kinds
+        )
         for zero, scan, remat, accum, kind in choices:
             values = mesh | {"mesh.zero": zero, "accum_steps": accum}
             if len(layers) > 1:
@@ -49,14 +51,14 @@ def family(values: dict) -> tuple:
     return tuple(values.get(key) for key in FAMILY)
 
 
-def candidates(job: Experiment, limit_gib: float) -> list[tuple[dict, Any]]:
+def candidates(experiment: Experiment, limit_gib: float) -> list[tuple[dict, Any]]:
     """(settings, config) of all that should fit, the fastest first; the third and later ones of a
     family come after all others.
     """
     found = []
-    one = cost_model.sketch(job)
-    for values in settings(job):
-        config = changed(job.config, values)
+    one = cost_model.sketch(experiment)
+    for values in settings(experiment):
+        config = changed(experiment.config, values)
         try:
             guess = cost_model.guess(cost_model.resketch(one, config))
         except UserError:  # a batch or a width that does not divide
@@ -66,7 +68,7 @@ def candidates(job: Experiment, limit_gib: float) -> list[tuple[dict, Any]]:
     if not found:
         raise NegativeResult(
             f"no mesh, remat and microbatches fit into {limit_gib:.2f} GiB per chip on "
-            f"{job.num_chips} chips: use a larger --topology, or chips with more memory"
+            f"{experiment.num_chips} chips: use a larger --topology, or chips with more memory"
         )
     first, rest = [], []
     seen = collections.Counter()

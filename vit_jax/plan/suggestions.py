@@ -1,4 +1,4 @@
-"""What would make a job fit, by `cost_model`."""
+"""What would make a experiment fit, by `cost_model`."""
 
 import copy
 import math
@@ -24,10 +24,10 @@ def lines(settings: dict) -> str:
     return " ".join(f"--config.{key}={value}" for key, value in settings.items())
 
 
-def levers(job: Experiment) -> list[dict]:
+def levers(experiment: Experiment) -> list[dict]:
     """Changes that save memory; those that cost little time come first."""
-    config = job.config
-    mesh = job.mesh.shape
+    config = experiment.config
+    mesh = experiment.mesh.shape
     found = []
     if mesh["fsdp"] == 1 and not config.mesh.zero and mesh["data"] > 1:
         found.append({"mesh.zero": True})
@@ -38,42 +38,42 @@ def levers(job: Experiment) -> list[dict]:
         found.append({"optim.momentum_dtype": "bfloat16"})
     if config.model.dtype == "float32":
         found.append({"model.dtype": "bfloat16"})
-    if len(job.model.remat_choices) > 1:
+    if len(experiment.model.remat_choices) > 1:
         if config.model.scan and config.model.remat == "none":
             found.append({"model.scan": False})
-        order = job.model.remat_choices
+        order = experiment.model.remat_choices
         found += [{"model.remat": remat} for remat in order[order.index(config.model.remat) + 1 :]]
     found += [{"accum_steps": n} for n in (2, 4, 8, 16, 32) if n > config.accum_steps]
     return found
 
 
-def suggest(job: Experiment, limit_gib: float, total_bytes: float) -> list[str]:
-    """Command-line settings with which the job should fit: every single one that suffices, or else
+def suggest(experiment: Experiment, limit_gib: float, total_bytes: float) -> list[str]:
+    """Command-line settings with which the experiment should fit: every single one that suffices, or else
     a combination of those that help.
 
     Args:
       total_bytes: per chip, by the compiler. The model only gives the factor of each change.
     """
-    one = cost_model.sketch(job)
+    one = cost_model.sketch(experiment)
     before = cost_model.guess(one).bytes
     scale = total_bytes / before / GIB
 
     def gib(change: dict) -> float:
         try:
-            sketch = cost_model.resketch(one, changed(job.config, change))
+            sketch = cost_model.resketch(one, changed(experiment.config, change))
         except UserError:  # the batch does not divide into these microbatches
             return math.inf
         return cost_model.guess(sketch).bytes * scale
 
     singles = []
-    for lever in levers(job):
+    for lever in levers(experiment):
         size = gib(lever)
         if size < MARGIN * limit_gib:
             singles.append(suggestion(lever, size))
     if singles:
         return singles
     combined = {}
-    for lever in levers(job):
+    for lever in levers(experiment):
         settings = combined | lever
         size = gib(settings)
         if size < before * scale:
