@@ -1,6 +1,7 @@
 """Evaluates weights on any data set, by the same code as inside training.
 
-python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]] --config.init_from=CHECKPOINT
+python -m vit_jax.evaluate --config=configs/evaluate.py[:DATASET[,SPLIT]]
+    --config.init_from=WEIGHTS
 """
 
 import json

@@ -48,8 +48,8 @@ def levers(experiment: Experiment) -> list[dict]:
 
 
 def suggest(experiment: Experiment, limit_gib: float, total_bytes: float) -> list[str]:
-    """Command-line settings with which the experiment should fit: every single one that suffices, or else
-    a combination of those that help.
+    """Command-line settings with which the experiment should fit: every single one that suffices,
+    or else a combination of those that help.
 
     Args:
       total_bytes: per chip, by the compiler. The model only gives the factor of each change.

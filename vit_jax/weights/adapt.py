@@ -10,6 +10,7 @@ import re
 import jax
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
 from vit_jax.models.create import abstract_params
@@ -19,9 +20,7 @@ from vit_jax.weights.scan_layout import flatten, unflatten
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
-# Fields that change a model's outputs but no shape: a training config must agree with the weights.
-SAME_FUNCTION = ("gelu", "ln_eps", "mean", "std", "posemb", "posemb_at")
-SAME_TOKENS = ("class_token", "distilled", "registers")  # if both pool alike
+TOKENS = ("class_token", "distilled", "registers")  # another pooling may bring other ones
 
 
 @dataclasses.dataclass
@@ -344,9 +343,9 @@ def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError if a config contradicts the weights in a field that no shape shows."""
     theirs = create.fields(source_model(weights, model))
     ours = create.fields(model)
-    fields = SAME_FUNCTION
-    if theirs.get("pool") == ours.get("pool"):
-        fields += SAME_TOKENS
+    fields = [name for name, key in configs.MODEL.items() if key.like_weights]
+    if theirs.get("pool") != ours.get("pool"):
+        fields = [name for name in fields if name not in TOKENS]
     differ = [field for field in fields if theirs.get(field) != ours.get(field)]
     if differ:
         flags = " ".join(

@@ -6,6 +6,7 @@ import tempfile
 
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
@@ -28,16 +29,13 @@ __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-# Fields of a saved model that only matter in training, set to their simplest value.
-INFERENCE = dict(
-    scan=False,
-    remat="none",
-    dtype="float32",
-    dropout=0.0,
-    droppath=0.0,
-    droppath_shape="linear",
-    attention="auto",
-)
+# Fields of a saved model that say how it was trained, not what it is; the softmax keeps the dtype
+# that it was trained with.
+INFERENCE = {
+    name: key.default
+    for name, key in configs.MODEL.items()
+    if not key.state and name != "softmax_dtype"
+}
 
 
 def read_checkpoint(path, grid=None) -> Weights:
