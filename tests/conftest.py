@@ -7,13 +7,13 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of the time goes into compilation; what is compared are numbers, not speed.
+# Most of the time goes into compilation, and tests compare numbers, not speed.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# One folder of compiled programs for all workers and the commands that they start: many tests train
-# the same model.
+# All workers and the commands that they start share compiled programs: many tests train the same
+# model.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     PROGRAMS = tempfile.TemporaryDirectory()
     os.environ |= dict(
@@ -29,12 +29,12 @@ GOLDEN = ROOT / "tests/golden"
 
 @pytest.fixture(scope="session", autouse=True)
 def index_folder(tmp_path_factory):
-    """Indices of test data stay out of the user's cache."""
+    """Keeps the indices of test data out of the user's cache."""
     os.environ["VIT_JAX_CACHE"] = str(tmp_path_factory.mktemp("index"))
 
 
 def golden(name: str) -> tuple[dict[str, np.ndarray], dict]:
-    """Arrays and config of one file made with the published implementations."""
+    """(arrays, config) of one file that the published implementations made."""
     with np.load(GOLDEN / f"{name}.npz", allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive.files}
     return arrays, json.loads(str(arrays.pop("config")))
@@ -52,16 +52,14 @@ def below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:
 def golden_file(
     folder, name: str, prefix: str = "params", change=lambda flat: flat
 ) -> pathlib.Path:
-    """The weights of a golden case as the .npz that they were published in, after `change` to its
-    {name: array}.
-    """
+    """Writes a golden case as a published .npz; `change`: {name: array} -> what is written."""
     path = pathlib.Path(folder) / f"{name}.npz"
     np.savez(path, **change(below(golden(name)[0], prefix)))
     return path
 
 
 def golden_folder(folder, name: str) -> pathlib.Path:
-    """A copy of a golden folder of timm or Hugging Face."""
+    """Copies a golden folder of timm or Hugging Face weights."""
     return pathlib.Path(shutil.copytree(GOLDEN / name, pathlib.Path(folder) / name))
 
 
@@ -106,7 +104,7 @@ def metric_lines(workdir) -> list[dict]:
 
 
 def last_error(capsys) -> str:
-    """The last line on stderr, which must be the one-line error of the interface."""
+    """The last line on stderr, which must be an error of one line, without a traceback."""
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines and lines[-1].startswith("error: "), lines
     assert not any(line.startswith("Traceback") for line in lines), lines

@@ -1,4 +1,4 @@
-"""Tries to lose a run: kills, signals, full disks, damaged files and mistakes, all seeded. See
+"""Tests that nothing is lost: seeded kills, signals, full disks, damaged files and mistakes. See
 docs/reliability.md.
 
 PYTHONPATH=.:tests:tests/train python tests/faults/harness.py \
@@ -25,8 +25,8 @@ import trials_of_runs as runs
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One row of the table: `trial(chance, folder, count, **more)` is called for each part, with
-    its own seed.
+    """One row of the table: `trial(rng, folder, count, **options)` is called for each part, with a
+    seed of its own.
     """
 
     what: str
@@ -34,13 +34,13 @@ class Trial:
     short: int  # how many in the one part of the short form
     parts: int  # of the long form
     count: int  # in each of them
-    more: dict = dataclasses.field(default_factory=dict)
+    options: dict = dataclasses.field(default_factory=dict)
 
 
 TRIALS = {
     "kills": Trial("kill -9 of a light run", runs.kills, 4, 10, 9, dict(inside=False)),
     "kills_in_saves": Trial(
-        "kill -9 of a light run inside a save", runs.kills, 6, 10, 10, dict(inside=True)
+        "kill -9 of a light run during a save", runs.kills, 6, 10, 10, dict(inside=True)
     ),
     "whole_kills": Trial("kill -9 of the train command", runs.whole_kills, 2, 2, 15),
     "checkpoints": Trial("damaged checkpoint", files.damaged_checkpoints, 14, 2, 77),
@@ -57,44 +57,50 @@ TRIALS = {
         "kill -9 of one of 4 processes", runs.killed_peers, 1, 1, 4, dict(processes=4)
     ),
     "killed_under_launcher": Trial(
-        "kill -9 below the launcher", runs.launched_peers, 1, 1, 4, dict(processes=4)
+        "kill -9 of one of 4 processes under the launcher",
+        runs.launched_peers,
+        1,
+        1,
+        4,
+        dict(processes=4),
     ),
     "full_disks": Trial("full disk", runs.full_disks, 1, 2, 5, dict(processes=1)),
     "full_disk_of_2": Trial(
         "full disk of one of 2 processes", runs.full_disks, 1, 1, 4, dict(processes=2)
     ),
-    "lost_stores": Trial("lost folder of checkpoints", runs.lost_stores, 2, 2, 4),
+    "lost_stores": Trial("missing checkpoint folder", runs.lost_stores, 2, 2, 4),
     "images": Trial("damaged or unusual image", files.damaged_images, 150, 2, 750),
     "mistakes": Trial("mistake in a config or command", mistakes.bad_input, 60, 4, 75),
 }
 
 
 def run_part(name: str, seed: int, part: int, count: int) -> tuple[collections.Counter, str | None]:
-    """What one part tells, and the fault that it found."""
-    chance = random.Random(f"{name}/{seed}/{part}")
+    """(counts of one part, its fault or None)."""
+    rng = random.Random(f"{name}/{seed}/{part}")
     trial = TRIALS[name]
     with tempfile.TemporaryDirectory(prefix=f"faults_{name}_") as folder:
         (pathlib.Path(folder) / "part").mkdir()
         try:
-            return trial.trial(chance, pathlib.Path(folder) / "part", count, **trial.more), None
+            return trial.trial(rng, pathlib.Path(folder) / "part", count, **trial.options), None
         except Exception as error:
             print("".join(traceback.format_exception(error)), file=sys.stderr)
             return dict(tried=count), f"{type(error).__name__}: {error}"
 
 
 def row(name: str, seed: int, short: bool, only_part: int | None) -> dict:
-    """Runs the parts of a trial."""
-    trial, total, faults, longest, begun = (
-        TRIALS[name],
-        collections.Counter(),
-        [],
-        0.0,
-        time.monotonic(),
-    )
-    for part in range(1 if short else trial.parts) if only_part is None else [only_part]:
-        told, fault = run_part(name, seed, part, trial.short if short else trial.count)
-        longest = max(longest, told.pop("longest_s", 0.0))
-        total.update(told)
+    """Runs the parts of a trial and returns the cells of its row."""
+    trial = TRIALS[name]
+    total = collections.Counter()
+    faults = []
+    longest = 0.0
+    start = time.monotonic()
+    parts = [only_part]
+    if only_part is None:
+        parts = range(1 if short else trial.parts)
+    for part in parts:
+        counts, fault = run_part(name, seed, part, trial.short if short else trial.count)
+        longest = max(longest, counts.pop("longest_s", 0.0))
+        total.update(counts)
         if fault:
             faults.append(fault)
             form = " --short" if short else ""
@@ -102,52 +108,54 @@ def row(name: str, seed: int, short: bool, only_part: int | None) -> dict:
                 f"FAULT {fault[:2000]}\nreplay: {sys.argv[0]}{form} --only={name} --seed={seed} "
                 f"--part={part}"
             )
-    more = {key: value for key, value in total.items() if key != "tried"}
-    return dict(name=name, what=trial.what, tried=total["tried"], faults=faults, more=more, longest=longest,
-                seconds=time.monotonic() - begun)  # fmt: skip
+    return dict(
+        name=name,
+        what=trial.what,
+        tried=total.pop("tried"),
+        faults=faults,
+        of_these=dict(total),
+        longest=longest,
+        seconds=time.monotonic() - start,
+    )
 
 
 def table(rows: list[dict]) -> str:
     """Markdown."""
     lines = [
-        "| what | tried | lost, wrong or hung | of these | longest end | took |",
+        "| what | trials | lost, wrong or hung | of these | longest time to end | duration |",
         "|---|---|---|---|---|---|",
     ]
-    for found in rows:
-        of_these = ", ".join(
-            f"{value:,} {key.replace('_', ' ')}" for key, value in found["more"].items()
-        )
-        longest = f"{found['longest']:.0f} s" if found["longest"] else ""
+    for one in rows:
+        of_these = [f"{value:,} {key.replace('_', ' ')}" for key, value in one["of_these"].items()]
         cells = [
-            found["what"],
-            f"{found['tried']:,}",
-            len(found["faults"]),
-            of_these,
-            longest,
-            f"{found['seconds']:.0f} s",
+            one["what"],
+            f"{one['tried']:,}",
+            str(len(one["faults"])),
+            ", ".join(of_these),
+            f"{one['longest']:.0f} s" if one["longest"] else "",
+            f"{one['seconds']:.0f} s",
         ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def write_page(path: pathlib.Path, text: str) -> None:
-    """Puts the table between its marks in a page."""
-    page = path.read_text()
-    marks = "<!-- table -->\n", "<!-- end of table -->"
-    path.write_text(
-        re.sub(
-            f"{marks[0]}.*{marks[1]}", lambda _: f"{marks[0]}{text}\n{marks[1]}", page, flags=re.S
-        )
-    )
+    """Replaces the table between the two marks of a page."""
+    first = "<!-- table -->\n"
+    last = "<!-- end of table -->"
+    new = f"{first}{text}\n{last}"
+    path.write_text(re.sub(f"{first}.*{last}", lambda _: new, path.read_text(), flags=re.S))
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--short", action="store_true", help="a few of each")
-    parser.add_argument("--only", action="append", choices=TRIALS, help="these trials")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
-    parser.add_argument("--part", type=int, help="this part alone, as a fault's line says")
-    parser.add_argument("--out", type=pathlib.Path, help="a page that has marks for the table")
+    parser.add_argument("--short", action="store_true", help="a few trials of each kind")
+    parser.add_argument("--only", action="append", choices=TRIALS, help="only these trials")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices")
+    parser.add_argument("--part", type=int, help="only this part, as the line of a fault says")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="write the table between the marks of this page"
+    )
     args = parser.parse_args(argv)
     rows = []
     for name in args.only or TRIALS:
@@ -156,7 +164,7 @@ def main(argv: list[str]) -> int:
     print(table(rows))
     if args.out:
         write_page(args.out, table(rows))
-    return 1 if any(found["faults"] for found in rows) else 0
+    return 1 if any(one["faults"] for one in rows) else 0
 
 
 if __name__ == "__main__":

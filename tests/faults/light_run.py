@@ -1,8 +1,7 @@
-"""A run as light as can be: a tiny model, trained in JAX on random numbers and saved as
+"""A light run: a tiny model, trained on random numbers without TensorFlow, and saved as
 `vit_jax.train` saves.
 
-Started with --serve it forks a run for every line of JSON on stdin, which costs a second instead of
-ten.
+With --serve it forks a run for every line of JSON on stdin, which takes a second instead of ten.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import orbax.checkpoint  # noqa: F401 - here, so that what is forked need not
+import orbax.checkpoint  # noqa: F401 - imported once, before forking
 
 from vit_jax import errors
 from vit_jax.checkpoints import read as checkpoint
@@ -25,15 +24,13 @@ from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preemption, preflight, processes, sharding, watchdog
 
-WIDTH = 512  # two matrices of a MiB each, and their momentum: a save takes some time
+WIDTH = 512  # two matrices of 1 MiB each, and their momentum, so that a save takes some time
 
 
 def make(mesh):
-    """(abstract state, init, update): update(state) -> (state, loss), a function of the state
-    alone.
-    """
+    """(abstract state, init, update); update(state) -> (state, loss) depends only on the state."""
     split = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None))
-    place = dict(step=sharding.replicated(mesh), w1=split, w2=split, m1=split, m2=split)
+    shardings = dict(step=sharding.replicated(mesh), w1=split, w2=split, m1=split, m2=split)
 
     def init():
         one, two = jax.random.normal(jax.random.key(0), (2, WIDTH, WIDTH)) / WIDTH**0.5
@@ -46,38 +43,36 @@ def make(mesh):
             return jnp.mean((jnp.tanh(x @ weights[0]) @ weights[1] - jnp.roll(x, 1, 1)) ** 2)
 
         loss, grads = jax.value_and_grad(loss_fn)((state["w1"], state["w2"]))
-        m1, m2 = (
-            0.9 * old + grad for old, grad in zip((state["m1"], state["m2"]), grads, strict=True)
-        )
-        return dict(
-            step=state["step"] + 1, w1=state["w1"] - m1, w2=state["w2"] - m2, m1=m1, m2=m2
-        ), loss
+        m1 = 0.9 * state["m1"] + grads[0]
+        m2 = 0.9 * state["m2"] + grads[1]
+        weights = dict(w1=state["w1"] - m1, w2=state["w2"] - m2)
+        return dict(step=state["step"] + 1, m1=m1, m2=m2, **weights), loss
 
     shapes = jax.eval_shape(init)
     abstract = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place[name])
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[name])
         for name, x in shapes.items()
     }
-    update = jax.jit(update, donate_argnums=0, out_shardings=(place, sharding.replicated(mesh)))
-    return abstract, jax.jit(init, out_shardings=place), update
+    update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
+    return abstract, jax.jit(init, out_shardings=shardings), update
 
 
 def digest(state) -> str:
-    """SHA-256 of the parts of a state that this process holds."""
-    held = hashlib.sha256()
+    """SHA-256 of the shards of a state on this process."""
+    digest = hashlib.sha256()
     for name in sorted(state):
         for shard in sorted(
             state[name].addressable_shards, key=lambda shard: shard.index and str(shard.index)
         ):
-            held.update(np.asarray(shard.data).tobytes())
-    return held.hexdigest()
+            digest.update(np.asarray(shard.data).tobytes())
+    return digest.hexdigest()
 
 
 def train(
     folder: pathlib.Path, steps: int, every: int, pause: float, max_failures: int = 3
 ) -> None:
-    """Trains to `steps`, or from the newest checkpoint on; every process writes what it does to
-    run_I.jsonl.
+    """Trains up to step `steps`, from the newest checkpoint if there is one; every process writes
+    what it does to run_I.jsonl.
     """
     processes.start()
     mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
@@ -92,16 +87,17 @@ def train(
         Checkpointer(checkpoint.absolute(folder) / "checkpoints", config) as checkpointer,
     ):
 
-        def say(**facts):
+        def write(**facts):
             log.write(json.dumps(facts | dict(seconds=time.time())) + "\n")
 
         first, state = checkpointer.restore(lambda meta: abstract) or (0, init())
-        say(first=first, digest=digest(state))
-        request, number = preemption.SaveRequest(), first
+        write(first=first, digest=digest(state))
+        request = preemption.SaveRequest()
+        number = first
         for number in range(first + 1, steps + 1):
             watchdog.progress.mark(f"step {number}")
             state, loss = update(state)
-            say(step=number, loss=float(loss))
+            write(step=number, loss=float(loss))
             stop = request.due()
             if stop or number == steps or number % every == 0:
                 checkpointer.save(number, state, {}, {})
@@ -111,7 +107,7 @@ def train(
             time.sleep(pause)
         while not checkpointer.wait():
             checkpointer.save(number, state, {}, {})
-        say(last=number, digest=digest(state), failures=checkpointer.failures)
+        write(last=number, digest=digest(state), failures=checkpointer.failures)
     if number < steps:
         raise errors.Preempted
 
@@ -126,19 +122,21 @@ def main(arguments: list) -> int:
 
 
 def serve() -> None:
-    """For every line {env, stderr, arguments} forks a run and answers with its process id, then
-    with its exit code.
+    """Forks a run for every line {env, stderr, arguments}, and prints its process id, then its exit
+    code.
     """
     for line in sys.stdin:
         job = json.loads(line)
-        if not (child := os.fork()):
+        child = os.fork()
+        if not child:
             os.environ.update(job["env"])
             with open(job["stderr"], "w") as file:
-                os.dup2(file.fileno(), 1)  # Gloo writes there
+                os.dup2(file.fileno(), 1)  # Gloo writes to stdout
                 os.dup2(file.fileno(), 2)
             code = main(job["arguments"])
             if jax.distributed.is_initialized():
-                jax.distributed.shutdown()  # as Python does at its end: process 0 stays until the others are done
+                # As Python does at its end: process 0 stays until the others are done.
+                jax.distributed.shutdown()
             sys.stderr.flush()
             os._exit(code)
         print(child, flush=True)

@@ -1,4 +1,4 @@
-"""Light runs that can be started in a moment, killed, and asked what they did."""
+"""Light runs as processes: started quickly, killed, and checked against an uninterrupted run."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import time
 from conftest import ROOT
 
 LIGHT = ROOT / "tests/faults/light_run.py"
-HANG_S = 180  # longer than any time-out that a trial may meet
+HANG_S = 180  # longer than any time-out in a trial
 
 
 class Fault(AssertionError):
@@ -28,8 +28,8 @@ def expect(condition, what) -> None:
 
 def environment(devices: int = 1) -> dict[str, str]:
     flags = f"--xla_force_host_platform_device_count={devices}"
-    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    return kept | dict(
+    rest = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    return rest | dict(
         JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"
     )
 
@@ -49,10 +49,9 @@ class Server:
         self.process = subprocess.Popen(command, env=environment(), **pipes)
 
     def start(self, stderr: pathlib.Path, arguments: list, **variables: str) -> int:
-        self.stderr, self.begun = stderr, time.monotonic()
-        self.process.stdin.write(
-            json.dumps(dict(env=variables, stderr=str(stderr), arguments=arguments)) + "\n"
-        )
+        self.stderr = stderr
+        job = dict(env=variables, stderr=str(stderr), arguments=arguments)
+        self.process.stdin.write(json.dumps(job) + "\n")
         self.pid = int(self.process.stdout.readline())
         return self.pid
 
@@ -62,16 +61,12 @@ class Server:
         return code, self.stderr.read_text(errors="replace")
 
     def is_running(self) -> bool:
-        """A run that has ended is a zombie until it is waited for, and its code then waits in the
-        pipe.
-        """
+        """Whether the run has not ended; until `finish` reads its exit code it may be a zombie."""
         try:
-            return (
-                pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-                not in "ZX"
-            )
+            stat = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return False
+        return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self.is_running():
@@ -85,7 +80,7 @@ def server(index: int) -> Server:
 
 @dataclasses.dataclass
 class LightJob:
-    """A light run of one or several processes in a folder."""
+    """A light run in `folder`, by `count` processes, with a checkpoint every `every` steps."""
 
     folder: pathlib.Path
     count: int = 1
@@ -96,32 +91,32 @@ class LightJob:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.begun = len(self.lines(0))
+        self.lines_before = len(self.lines(0))
         port = free_port()
         for i in range(self.count):
             names = ("VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID")
-            variables = dict(
-                zip(names, (f"localhost:{port}", str(self.count), str(i)), strict=True)
-            )
+            values = (f"localhost:{port}", str(self.count), str(i))
+            variables = dict(zip(names, values, strict=True))
             arguments = [str(self.folder), self.steps, self.every, self.pause, *self.more]
             stderr = self.folder / f"stderr_{i}.txt"
             server(i).start(stderr, arguments, **(variables if self.count > 1 else {}))
 
     def lines(self, process: int) -> list[dict]:
-        """What a process wrote, in whole lines; the last one may be cut off by a kill."""
-        path, found = self.folder / f"run_{process}.jsonl", []
+        """What a process wrote, in complete lines; a kill may truncate the last one."""
+        path = self.folder / f"run_{process}.jsonl"
+        lines = []
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
-                found.append(json.loads(line))
+                lines.append(json.loads(line))
             except ValueError:
                 continue
-        return found
+        return lines
 
     def since_start(self) -> list[dict]:
-        return self.lines(0)[self.begun :]
+        return self.lines(0)[self.lines_before :]
 
     def wait_for(self, done, timeout: float = HANG_S) -> bool:
-        """Waits until done() or all processes have ended; returns whether it was done."""
+        """Waits until done() is true or all processes have ended; returns done()."""
         end = time.monotonic() + timeout
         while any(server(i).is_running() for i in range(self.count)):
             if done():
@@ -152,19 +147,19 @@ def error_lines(text: str) -> list[str]:
 
 @functools.cache
 def truth(folder: str, count: int, steps: int) -> tuple[dict[int, float], list[str]]:
-    """(loss by step, final digest by process) of an undisturbed light run."""
+    """(loss by step, final digest by process) of an uninterrupted light run."""
     job = LightJob(
         pathlib.Path(folder) / f"truth_{count}_{steps}", count, steps, every=steps, pause=0.0
     )
     job.start()
-    found = job.finish()
-    expect(all(code == 0 for code, _ in found), found)
+    ends = job.finish()
+    expect(all(code == 0 for code, _ in ends), ends)
     return check(job, None)
 
 
 def check(job: LightJob, expected) -> tuple[dict[int, float], list[str]]:
-    """What a finished light run computed; every loss of a step, however often it was done, must be
-    the expected one.
+    """What a finished light run computed, as `truth` gives it; a step that was repeated must have
+    had the same loss each time, and all must be as expected.
     """
     losses = {}
     for line in job.lines(0):
@@ -175,10 +170,10 @@ def check(job: LightJob, expected) -> tuple[dict[int, float], list[str]]:
             )
     ends = [job.lines(i)[-1] for i in range(job.count)]
     expect(all(end.get("last") == job.steps for end in ends), f"not at the end: {ends}")
-    found = losses, [end["digest"] for end in ends]
+    result = losses, [end["digest"] for end in ends]
     expect(sorted(losses) == list(range(1, job.steps + 1)), "steps are missing")
     expect(
-        expected is None or found == expected,
-        "losses or the final state differ from the undisturbed run",
+        expected is None or result == expected,
+        "losses or the final state differ from the uninterrupted run",
     )
-    return found
+    return result

@@ -8,6 +8,6 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_nothing_is_lost(name):
-    found = row(name, seed=1, short=True, only_part=None)
-    assert not found["faults"], found
-    assert found["tried"] == TRIALS[name].short
+    cells = row(name, seed=1, short=True, only_part=None)
+    assert not cells["faults"], cells
+    assert cells["tried"] == TRIALS[name].short

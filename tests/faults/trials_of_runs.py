@@ -1,5 +1,5 @@
-"""Kills, SIGTERM, dead peers, full disks and lost stores: after each, the run must be as if nothing
-had happened.
+"""Trials with kills, SIGTERM, dead processes, full disks and missing folders: after each, the run
+must end as if nothing had happened.
 """
 
 import json
@@ -31,30 +31,30 @@ from test_train import final_params, same_bits
 
 
 def expect_start(job: LightJob, committed: list[int], text: str) -> None:
-    """The run that was just started must go on from the newest committed step, with the bits that
-    were saved.
-    """
+    """The run that was just started must continue from the newest committed step."""
     begin = job.since_start()[0]
     expect(
         begin["first"] == (committed or [0])[-1],
-        f"{committed} are committed, but it starts from {begin['first']}",
+        f"steps {committed} are committed, but it starts from {begin['first']}",
     )
     expect("can't be used" not in text, text)
 
 
-def kills(chance: random.Random, folder: pathlib.Path, count: int, inside: bool) -> dict:
-    """Kills one run again and again, and lets it end; with `inside`, when it is inside a save."""
+def kills(rng: random.Random, folder: pathlib.Path, count: int, inside: bool) -> dict:
+    """Kills one run `count` times, then lets it end; with `inside`, it is killed during a save."""
     job = LightJob(folder / "run", every=5 if inside else 20)
-    done, hits, committed = 0, 0, []
+    done = 0
+    hits = 0  # kills during a save
+    committed = []
     expected = truth(str(folder.parent), 1, job.steps)
     while done < count:
         job.start()
-        at_work = job.wait_for_steps(1 if inside else chance.randrange(1, 25))
+        is_running = job.wait_for_steps(1 if inside else rng.randrange(1, 25))
         if job.since_start():
             expect_start(job, committed, "")
-        if inside and at_work:
+        if inside and is_running:
             job.wait_for(job.is_saving)
-        time.sleep(chance.uniform(0, 0.03 if inside else 0.3))
+        time.sleep(rng.uniform(0, 0.03 if inside else 0.3))
         server(0).kill()
         ((code, text),) = job.finish()
         expect(code in (0, -signal.SIGKILL), text)
@@ -64,102 +64,99 @@ def kills(chance: random.Random, folder: pathlib.Path, count: int, inside: bool)
             shutil.rmtree(job.folder)
             committed = []
             continue
-        done, hits = done + 1, hits + job.is_saving()
+        done += 1
+        hits += job.is_saving()
     job.start()
     ((code, text),) = job.finish()
     expect(code == 0, text)
     expect_start(job, committed, text)
     check(job, expected)
-    return dict(tried=count, inside_a_save=hits)
+    return dict(tried=count, during_a_save=hits)
 
 
-def preemptions(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """SIGTERM to one process of several: all save one step, exit 75, and lose at most a step."""
+def preemptions(rng: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
+    """SIGTERM to one process of several: all save the same step, exit with 75, and lose at most one
+    step.
+    """
     job = LightJob(folder / "run", processes, steps=400 * count + 40, every=10**6)
     expected = truth(str(folder.parent), processes, job.steps)
-    lost = longest = 0
+    longest = 0.0
     for _ in range(count):
         job.start()
-        expect(job.wait_for_steps(chance.randrange(1, 30)), "it ended before it was stopped")
-        seen, begun = job.lines(0)[-1]["step"], time.monotonic()
-        server(chance.randrange(processes)).kill(signal.SIGTERM)
-        found = job.finish(timeout=30)
-        longest = max(longest, time.monotonic() - begun)
-        expect([code for code, _ in found] == [75] * processes, found)
+        expect(job.wait_for_steps(rng.randrange(1, 30)), "it ended before it was stopped")
+        last_step = job.lines(0)[-1]["step"]
+        start = time.monotonic()
+        server(rng.randrange(processes)).kill(signal.SIGTERM)
+        ended = job.finish(timeout=30)
+        longest = max(longest, time.monotonic() - start)
+        expect([code for code, _ in ended] == [75] * processes, ended)
         ends = {job.lines(i)[-1]["last"] for i in range(processes)}
         expect(
             len(ends) == 1 and job.committed()[-1] in ends,
             f"stopped at {ends}, saved {job.committed()}",
         )
-        lost = max(lost, seen - job.committed()[-1])
-        expect(lost <= 1, f"step {seen} was done, and {job.committed()} saved")
+        lost = last_step - job.committed()[-1]
+        expect(lost <= 1, f"step {last_step} was done, but {job.committed()} are saved")
     job.start()
-    expect([code for code, _ in job.finish()] == [0] * processes, "it did not end well")
+    expect([code for code, _ in job.finish()] == [0] * processes, "it failed")
     check(job, expected)
     return dict(tried=count, longest_s=longest)
 
 
-def killed_peers(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """A process is killed, without a launcher: the others end within a minute, and all go on from
-    what is saved.
+def killed_peers(rng: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
+    """One process is killed, without a launcher: the others end within a minute, and the next start
+    continues from what is saved.
     """
     job = LightJob(folder / "run", processes, steps=30 * count + 30)
-    expected, longest = truth(str(folder.parent), processes, job.steps), 0
+    expected = truth(str(folder.parent), processes, job.steps)
+    longest = 0.0
     for _ in range(count):
         job.start()
-        expect(job.wait_for_steps(chance.randrange(6, 20)), "it ended before it was killed")
-        victim, begun = chance.randrange(processes), time.monotonic()
+        expect(job.wait_for_steps(rng.randrange(6, 20)), "it ended before it was killed")
+        victim = rng.randrange(processes)
+        start = time.monotonic()
         server(victim).kill()
-        found = job.finish(timeout=60)
-        longest = max(longest, time.monotonic() - begun)
-        for i, (code, text) in enumerate(found):
+        ended = job.finish(timeout=60)
+        longest = max(longest, time.monotonic() - start)
+        for i, (code, text) in enumerate(ended):
             expect(code == -signal.SIGKILL if i == victim else code != 0, (i, code, text[-500:]))
-            if i != victim and victim != 0:  # without process 0 nothing of ours runs any more
-                said = " ".join(error_lines(text)) or re.sub(
-                    r".*sending heartbeats.*\n", "process ", text
-                )  # of JAX
-                expect(f"process {victim}" in said and "Traceback" not in text, (i, text[:3000]))
+            if i != victim and victim != 0:  # if process 0 dies, JAX ends the others
+                message = " ".join(error_lines(text))
+                if not message:  # JAX's own message names the process on the next line
+                    message = re.sub(r".*sending heartbeats.*\n", "process ", text)
+                expect(f"process {victim}" in message and "Traceback" not in text, (i, text[:3000]))
         committed = job.committed()
     job.start()
-    found = job.finish()
-    expect([code for code, _ in found] == [0] * processes, found)
+    ended = job.finish()
+    expect([code for code, _ in ended] == [0] * processes, ended)
     expect_start(job, committed, "")
     check(job, expected)
     return dict(tried=count, longest_s=longest)
 
 
-def launched_peers(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """The same below the local launcher, which says who it was."""
-    job, longest = LightJob(folder / "run", processes, steps=30 * count + 60), 0
+def launched_peers(rng: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
+    """The same under the local launcher, which says which process it was."""
+    job = LightJob(folder / "run", processes, steps=30 * count + 60)
+    longest = 0.0
     expected = truth(str(folder.parent), processes, job.steps)
     arguments = json.dumps([str(job.folder), job.steps, job.every, job.pause])
-    command = [
-        sys.executable,
-        "-m",
-        "launch.local",
-        f"--num_processes={processes}",
-        "--devices=1",
-        "--",
-    ]
-    command += [sys.executable, str(LIGHT), arguments]
+    command = [sys.executable, "-m", "launch.local", f"--num_processes={processes}", "--devices=1"]
+    command += ["--", sys.executable, str(LIGHT), arguments]
     for number in range(count + 1):
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         launcher = subprocess.Popen(command, env=environment(), cwd=ROOT, **pipes)
-        before, begun = len(job.lines(0)), time.monotonic()
+        before = len(job.lines(0))
+        start = time.monotonic()
         if number < count:
-            while len(job.lines(0)) < before + chance.randrange(8, 20) and launcher.poll() is None:
-                expect(time.monotonic() - begun < HANG_S, "hung at the start")
+            while len(job.lines(0)) < before + rng.randrange(8, 20) and launcher.poll() is None:
+                expect(time.monotonic() - start < HANG_S, "hung at the start")
                 time.sleep(0.005)
-            below = (
-                pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-                .read_text()
-                .split()
-            )
-            begun = time.monotonic()
-            os.kill(int(chance.choice(below)), signal.SIGKILL)
+            children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+            start = time.monotonic()
+            os.kill(int(rng.choice(children.read_text().split())), signal.SIGKILL)
         out, _ = launcher.communicate(timeout=HANG_S)
         if number < count:
-            longest = max(longest, time.monotonic() - begun)
+            longest = max(longest, time.monotonic() - start)
             expect(
                 launcher.returncode not in (0, 75) and "ended first, with exit code 137" in out,
                 out[-900:],
@@ -169,52 +166,53 @@ def launched_peers(chance: random.Random, folder: pathlib.Path, count: int, proc
     return dict(tried=count, longest_s=longest)
 
 
-def full_disks(chance: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
-    """For a while no file of one process may be larger than some KiB, as where its disk is full:
+def full_disks(rng: random.Random, folder: pathlib.Path, count: int, processes: int) -> dict:
+    """For a while no file of one process may be larger than some KiB, as if its disk were full:
     training goes on.
     """
     failures = 0
     for number in range(count):
         job = LightJob(folder / f"run_{number}", processes, 150, pause=0.01, more=(1000,))
         job.start()
-        job.wait_for_steps(chance.randrange(1, 40))
-        victim, most = server(chance.randrange(processes)), chance.randrange(20_000, 200_000)
+        job.wait_for_steps(rng.randrange(1, 40))
+        victim = server(rng.randrange(processes))
+        limit = rng.randrange(20_000, 200_000)  # bytes
         if victim.is_running():
-            resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-        job.wait_for_steps(chance.randrange(60, 110))
+            resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        job.wait_for_steps(rng.randrange(60, 110))
         if victim.is_running():
             resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         for code, text in job.finish():
             expect(code == 0 and "Traceback" not in text, text[-900:])
-            told = text.count("can't be saved (")
-            expect(told == job.lines(0)[-1]["failures"], text)
+            failed = text.count("can't be saved (")
+            expect(failed == job.lines(0)[-1]["failures"], text)
         check(job, truth(str(folder.parent), processes, job.steps))
         expect(job.committed()[-1] == job.steps, job.committed())
-        failures += told
-    expect(failures, "no save failed: nothing was tried")
+        failures += failed
+    expect(failures, "no save failed: nothing was tested")
     return dict(tried=count, failed_saves=failures)
 
 
-def lost_stores(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
-    """The folder of the checkpoints is gone for a while, or for ever."""
+def lost_stores(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
+    """The folder of the checkpoints is missing for a while, or for good."""
     failures = 0
     for number in range(count):
-        for_ever = number % 2 == 1
-        job = LightJob(
-            folder / f"run_{number}", steps=150, pause=0.01, more=(3 if for_ever else 1000,)
-        )
+        for_good = number % 2 == 1
+        max_failures = 3 if for_good else 1000
+        job = LightJob(folder / f"run_{number}", steps=150, pause=0.01, more=(max_failures,))
         job.start()
-        job.wait_for_steps(chance.randrange(8, 40))
-        home, away = job.folder / "checkpoints", job.folder / "away"
+        job.wait_for_steps(rng.randrange(8, 40))
+        home = job.folder / "checkpoints"
+        away = job.folder / "away"
         home.rename(away)
         home.write_text("")
-        job.wait_for_steps(chance.randrange(60, 90))
-        if not for_ever:
+        job.wait_for_steps(rng.randrange(60, 90))
+        if not for_good:
             home.unlink()
             away.rename(home)
         ((code, text),) = job.finish()
         expect("Traceback" not in text, text[-900:])
-        if for_ever:
+        if for_good:
             expect(
                 code == 2 and len(error_lines(text)) == 1 and "3 in a row" in error_lines(text)[0],
                 (code, text),
@@ -230,54 +228,51 @@ def lost_stores(chance: random.Random, folder: pathlib.Path, count: int) -> dict
             failures += job.lines(0)[-1]["failures"]
         expect(code == 0, text)
         check(job, truth(str(folder.parent), 1, job.steps))
-    expect(failures, "no save failed: nothing was tried")
+    expect(failures, "no save failed: nothing was tested")
     return dict(tried=count, failed_saves=failures)
 
 
+# Of the runs of `vit_jax.train`.
 WHOLE = ["--config.total_steps=240", "--config.checkpoint.every=6", "--config.evals.val.every=0"]
 
 
 def whole_command(folder: pathlib.Path, workdir: str) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        "vit_jax.train",
-        f"--config={folder}/tiny.py",
-        f"--workdir={folder}/{workdir}",
-    ]
-    return subprocess.Popen(
-        [*command, *WHOLE], env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    files = [f"--config={folder}/tiny.py", f"--workdir={folder}/{workdir}"]
+    command = [sys.executable, "-m", "vit_jax.train", *files, *WHOLE]
+    return subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
-def whole_kills(chance: random.Random, folder: pathlib.Path, count: int) -> dict:
-    """Kills `vit_jax.train`, every other time inside a save; curve and parameters are those of an
-    undisturbed run.
+def whole_kills(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
+    """Kills `vit_jax.train`, every other time during a save; metrics and parameters must be those
+    of an uninterrupted run.
     """
     (folder / "tiny.py").write_text(TINY)
     straight = whole_command(folder, "straight")
     expect(
         straight.communicate(timeout=HANG_S) and straight.returncode == 0,
-        "the undisturbed run fails",
+        "the uninterrupted run fails",
     )
-    workdir, done, hits = folder / "run", 0, 0
+    workdir = folder / "run"
     path = workdir / "metrics.jsonl"
+    done = 0
+    hits = 0  # kills during a save
     while True:
         job = whole_command(folder, "run")
-        saved = sorted(int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit())
-        first, begun = (saved or [0])[-1], time.monotonic()
+        names = [path.name for path in (workdir / "checkpoints").glob("*")]
+        first = max([int(name) for name in names if name.isdigit()], default=0)
+        start = time.monotonic()
         if done < count:
-            goal = first + chance.randrange(1, 12)
+            goal = first + rng.randrange(1, 12)
             while job.poll() is None and not (
                 path.exists() and f'"step": {goal},' in path.read_text()
             ):
-                expect(time.monotonic() - begun < HANG_S, "hung")
+                expect(time.monotonic() - start < HANG_S, "hung")
                 time.sleep(0.01)
             while (
                 done % 2 and job.poll() is None and not any((workdir / "checkpoints").glob("*tmp*"))
             ):
                 time.sleep(0.001)
-            time.sleep(chance.uniform(0, 0.02))
+            time.sleep(rng.uniform(0, 0.02))
             job.kill()
         _, err = job.communicate(timeout=HANG_S)
         expect(
@@ -290,9 +285,8 @@ def whole_kills(chance: random.Random, folder: pathlib.Path, count: int) -> dict
         done += 1
     expect(job.returncode == 0, err[-600:])
     for key in ("step", "train/loss", "train/grad_norm", "train/lr"):
-        one, two = (
-            [line[key] for line in metric_lines(folder / name)] for name in ("straight", "run")
-        )
-        expect(one == two, f"{key} differs from the undisturbed run")
+        one = [line[key] for line in metric_lines(folder / "straight")]
+        two = [line[key] for line in metric_lines(workdir)]
+        expect(one == two, f"{key} differs from the uninterrupted run")
     expect(same_bits(final_params(folder / "straight"), final_params(workdir)), "parameters differ")
-    return dict(tried=count, inside_a_save=hits)
+    return dict(tried=count, during_a_save=hits)
