@@ -66,7 +66,7 @@ class PositionEmbedding(nn.Module):
         x = self.rows("pos_embedding_x", 1, 1, w, self.width - half)
         x = jnp.broadcast_to(x, (1, h, w, self.width - half))
         y = jnp.broadcast_to(y, (1, h, w, half))
-        patches = jnp.concatenate([y, x], axis=-1).reshape(1, h * w, self.width)
+        patches = jnp.concatenate([x, y], axis=-1).reshape(1, h * w, self.width)
         if not self.num_prefix:
             return patches
         prefix = self.rows("pos_embedding_prefix", 1, self.num_prefix, self.width)
