@@ -19,7 +19,6 @@ from rich.table import Table
 from vit_jax import cli, figures
 from vit_jax.errors import NegativeResult
 
-ROOT = pathlib.Path(__file__).parent.parent
 STAGES = ("pretrain", "finetune")
 
 
@@ -48,15 +47,14 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
 
 
 def run_command(command: list[str]) -> None:
-    """Shows and runs one command from the root of the project.
+    """Shows and runs one command.
 
     Raises:
       NegativeResult: it failed; its own last line says why.
     """
     print(f"\n$ {shlex.join(command)}", flush=True)
-    code = subprocess.run(
-        [sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
-    ).returncode
+    words = [sys.executable, *command[1:]]
+    code = subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         raise NegativeResult(
             f"`{shlex.join(command)}` ended with exit code {code}: see its last line above"
