@@ -18,7 +18,6 @@ from rich.table import Table
 from vit_jax import cli, figures
 from vit_jax.errors import NegativeResult
 
-ROOT = pathlib.Path(__file__).parent.parent
 STAGES = ("pretrain", "finetune")
 
 
@@ -43,11 +42,11 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
 
 
 def run_command(command: list[str]) -> None:
-    """Prints and runs one command from the root of the repository."""
+    """Prints and runs one command."""
     text = shlex.join(command)
     print(f"\n$ {text}", flush=True)
     words = [sys.executable, *command[1:]]
-    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    done = subprocess.run(words, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise NegativeResult(f"`{text}` ended with exit code {done.returncode}: see the line above")
 

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -69,3 +70,11 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     ]
     assert copies[0] > 0 and copies[1:] == [0, 0]
     assert default.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform"), [("cpu", "cpu"), ("TPU v5 lite", "tpu"), ("NVIDIA H100", "gpu")]
+)
+def test_an_abstract_device_of_an_older_jax_has_a_platform(kind, platform):
+    device = types.SimpleNamespace(device_kind=kind, num_cores=1)
+    assert hardware.described_platform(device) == platform

@@ -136,7 +136,7 @@ found = {}
 for name, overrides in json.load(open(sys.argv[2])).items():
     config = configs.load(sys.argv[1], overrides + sys.argv[4:])
     mesh = meshes.make_mesh(config.mesh)
-    source, facts = loop.open_training_data(config)
+    source = loop.open_training_data(config)
     from vit_jax.data import pipeline, to_device
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)

@@ -107,6 +107,15 @@ def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
     return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
+def described_platform(device) -> str:
+    """The platform of a mesh's abstract device; before JAX 0.10.1 it has only a kind."""
+    if hasattr(device, "platform"):
+        return device.platform
+    if device.device_kind.startswith("TPU"):
+        return "tpu"
+    return "cpu" if device.device_kind == "cpu" else "gpu"
+
+
 def platform() -> str:
     """Where the program will run: "tpu", "cpu", "cuda" (a GPU with cuDNN's fused attention), or
     another of JAX's names.
@@ -115,7 +124,7 @@ def platform() -> str:
     for which a CPU compiles. Without a mesh it is JAX's default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    name = device.platform if device else jax.default_backend()
+    name = described_platform(device) if device else jax.default_backend()
     if name == "gpu" and has_cudnn(jax.local_devices()[0]):
         return "cuda"
     return name
