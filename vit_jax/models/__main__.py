@@ -1,4 +1,5 @@
-"""A table of the named models: parameters, FLOPs, tokens, and the formats of their weights.
+"""Prints a table of the named models, for 1,000 classes at 224 x 224 pixels: parameters, FLOPs (a
+multiply-add counts as 2 FLOPs), tokens, and the formats of their weights.
 
 python -m vit_jax.models
 """
@@ -33,8 +34,9 @@ ROWS = [
 
 
 def num_params(model) -> int:
-    """Parameters of a model, from shapes alone."""
-    return sum(leaf.size for leaf in jax.tree.leaves(create.abstract_params(model)))
+    """Parameters of a model, from shapes alone; stacked layers are traced once."""
+    shapes = create.abstract_params(model.with_scan(True))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def line(cells) -> str:
