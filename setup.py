@@ -47,7 +47,7 @@ COMPARISONS = ["scikit-image>=0.26"]
 setuptools.setup(
     name="vit_jax",
     version=VERSION,
-    description="Pretrain, fine-tune and evaluate Vision Transformers in JAX, from one device to a pod.",
+    description="Pretrain, fine-tune and evaluate Vision Transformers in JAX, from CPU to TPU pod.",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -101,12 +101,14 @@ def ours(case: Case) -> dict:
     job = compilation.on_topology(config, case.topology, 1)
     with jax.set_mesh(job.mesh):
         if case.whole:
-            compiled = job.train_step.lower(job.state, job.batch).compile()
+            compiled = job.train_step.lower(job.abstract_state, job.abstract_batch).compile()
         else:
             apply = lambda p, x: job.model.apply({"params": p}, x, train=True)  # noqa: E731
             step = jax.jit(forward_backward(apply, config.loss))
-            compiled = step.lower(job.state.params, *images(job.mesh, case.batch_size)).compile()
-    return facts(compiled, job.state, job.mesh, job.chip)
+            compiled = step.lower(
+                job.abstract_state.params, *images(job.mesh, case.batch_size)
+            ).compile()
+    return facts(compiled, job.abstract_state, job.mesh, job.chip)
 
 
 def optimizer(params, batch_size: int):

@@ -60,7 +60,7 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
     config = configs.load(f"{CONFIG}:Ti/16", [f"--config.{setting}" for setting in settings])
     job = Experiment.on_devices(config, jax.devices()[:1])
     with jax.set_mesh(job.mesh):
-        lowered = job.train_step.lower(job.state, job.batch)
+        lowered = job.train_step.lower(job.abstract_state, job.abstract_batch)
         options = hardware.COMPILER_OPTIONS["cpu"]
         plain = lowered.compile(dict.fromkeys(options, False))
         ours = lowered.compile(dict.fromkeys(options, True))

@@ -780,7 +780,7 @@ def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monk
     config = loaded(tiny, "mesh.fsdp=2", "mesh.zero=True", "accum_steps=2", "prng=rbg")
     job = Experiment.on_devices(config, None, V5E)
     with jax.set_mesh(job.mesh):
-        expected = job.train_step.lower(job.state, job.batch).as_text()
+        expected = job.train_step.lower(job.abstract_state, job.abstract_batch).as_text()
 
     def spy(train_step, *shapes):
         raise Lowered(train_step.lower(*shapes).as_text())

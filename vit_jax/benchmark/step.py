@@ -74,10 +74,14 @@ def measure(config, args, product: float) -> list[dict]:
     size = config.data.batch_size
     name = f"{config.model.variant}, {size} images"
     with jax.set_mesh(experiment.mesh):
-        lowered, tracing = timed(experiment.train_step.lower, experiment.state, experiment.batch)
+        lowered, tracing = timed(
+            experiment.train_step.lower, experiment.abstract_state, experiment.abstract_batch
+        )
         compiled, compiling = timed(lowered.compile)
-        state = states.fresh_state(config, experiment.model, experiment.tx, experiment.state)
-        batch = random_batch(experiment.batch, experiment.model.num_classes)
+        state = states.fresh_state(
+            config, experiment.model, experiment.tx, experiment.abstract_state
+        )
+        batch = random_batch(experiment.abstract_batch, experiment.model.num_classes)
 
         def update():
             nonlocal state

@@ -4,7 +4,8 @@ counts, and what depends on it (the fields of `Key`). All else about keys is der
     name=key(default, meaning, choices, within=(smallest, largest), only_if={key: values}, ...)
 
 Numbers without a range are from 0 to 2^31 - 1. A key with `resume=True` may have another value when
-a run is continued; one without may not.
+a run is continued; one without may not. `state`: shapes the state; `per_host`: may differ between
+hosts; `train_only`, `like_weights`, `vtab`: see `Key`.
 """
 
 import re
@@ -21,7 +22,7 @@ DROP = (0.0, 0.999)
 SHARE = (0.0, 1.0)
 POSITIVE = (1e-12, 1e6)
 COUNT = (1, LARGEST)
-SIZE = (-1, LARGEST)  # of a mesh axis
+SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 
 INCEPTION = {"data.crop": ("inception",)}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
@@ -96,7 +97,7 @@ MODEL = together(state=True, keys=dict(
         "erf": "exact, as in timm and Hugging Face"}, like_weights=True),
     ln_eps=key(1e-6, "epsilon of LayerNorm", like_weights=True),
     mean=key((0.5, 0.5, 0.5), "of the pixels, 0 to 1, as the model expects", like_weights=True),
-    std=key((0.5, 0.5, 0.5), "their standard deviation", like_weights=True),
+    std=key((0.5, 0.5, 0.5), "standard deviation of the pixels", like_weights=True),
     layer_scale=key(0.0, "initial value of LayerScale, a learned factor per channel of each "
                     "residual branch; 0: none"),
 )) | dict(
@@ -105,13 +106,15 @@ MODEL = together(state=True, keys=dict(
     droppath=key(0.0, "stochastic depth of the last block", within=DROP, train_only=True),
     droppath_shape=key("linear", "stochastic depth by block", {
         "linear": "from 0 in the first block", "constant": "the same in all"}, train_only=True),
-    scan=key(False, "one compiled block for all layers: compiles faster", resume=True),
+    scan=key(False, "one compiled block for all layers: compiles faster. With adafactor it can't "
+             "change on resume", resume=True),
     remat=key("none", "what is saved for the backward pass; the rest is computed again", {
         "none": "the compiler decides", "names": "the results in remat_names",
         "dots": "results of matrix products with parameters", "full": "only the input of a block"},
         resume=True, train_only=True),
-    remat_names=key(("query", "key", "value", "attended", "hidden"), "of these; attended: the "
-                    "output of attention; hidden: in the MLP",
+    remat_names=key(("query", "key", "value", "attended", "hidden"), "the "
+                    "results that are saved: the three projections, attention before its output "
+                    "projection, the first layer of the MLP",
                     only_if={"model.remat": ("names",)}, resume=True, train_only=True),
     dtype=key("float32", "of activations and matrix products", DTYPES),
     softmax_dtype=key("float32", "of the softmax in attention", DTYPES),
@@ -189,7 +192,8 @@ OPTIM = dict(
     b1=key(0.9, "decay of the first moment", within=BELOW_1, only_if=ADAM),
     b2=key(0.999, "decay of the second moment", within=BELOW_1, only_if=ADAM),
     eps=key(1e-8, "added to the root of the second moment", within=(1e-30, 1.0), only_if=ADAM),
-    momentum=key(0.9, "0: none, and no memory", within=BELOW_1, only_if=MOMENTUM, state=True),
+    momentum=key(0.9, "decay of the first moment; 0: none, and no memory for it", within=BELOW_1,
+                 only_if=MOMENTUM, state=True),
     nesterov=key(False, "Nesterov momentum", only_if=SGD),
     beta2_cap=key(0.999, "largest decay of the second moment", within=BELOW_1, only_if=ADAFACTOR),
     clipping_threshold=key(0.0, "largest RMS of an array's update; 0: off", only_if=ADAFACTOR),
@@ -227,7 +231,7 @@ EVAL = together(resume=True, keys=dict(
     among=key("all", "the classes to choose between", {
         "all": "", "present": "those that occur in the data"}, only_if=CLASSIFICATION, vtab=False),
     shots=key((5, 10, 25), "training examples per class", items=int, within=COUNT, only_if=FEWSHOT),
-    seeds=key(3, "choices of these, over which the accuracy is averaged", within=(1, 1000),
+    seeds=key(3, "random draws of them, over which the accuracy is averaged", within=(1, 1000),
               only_if=FEWSHOT),
     l2=key(1024.0, "weight of the penalty", within=(1e-12, 1e12), only_if=FEWSHOT),
     neighbours=key(20, "how many vote", within=COUNT, only_if=KNN),
@@ -256,7 +260,8 @@ VTAB = dict(
     protocol=key("vit", "what results are compared with", ("vit", "lightweight")),
     lrs=key((), "learning rates to choose from on val200; (): optim.lr", items=float,
             within=(0.0, 1e6)),
-    steps=key((), "steps likewise, with warm-up and stairs in proportion; (): total_steps",
+    steps=key((), "lengths of training to choose from on val200, with warm-up and stairs in "
+              "proportion; (): total_steps",
               items=int, within=COUNT),
     seeds=key(3, "runs of the chosen setting: seed, seed + 1, ...", within=(1, 1000)),
     score=key("mean", "of these runs", ("mean", "median")),

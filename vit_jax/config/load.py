@@ -50,8 +50,9 @@ def check_value(name: str, value, where: str):
         raise UserError(f"config key {name}{error}, {where}: correct it") from None
 
 
-def import_file(path: str):
+def import_file(path: str | pathlib.Path):
     """Runs a config file as Python and returns the module."""
+    path = locate(str(path))
     spec = importlib.util.spec_from_file_location(f"config_{pathlib.Path(path).stem}", path)
     if spec is None or not pathlib.Path(path).is_file():
         raise UserError(
@@ -83,7 +84,7 @@ def locate(path: str) -> str:
 def read_file(location: str) -> dict[str, object]:
     """The flat values that FILE.py[:ARG] sets."""
     path, _, arg = location.partition(":")
-    module = import_file(locate(path))
+    module = import_file(path)
     if not hasattr(module, "get_config"):
         raise UserError(f"config file {path} has no function get_config(arg): add one")
     try:

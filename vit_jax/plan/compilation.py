@@ -43,7 +43,7 @@ def compile_step(experiment: Experiment) -> Compiled:
     """Runs the TPU compiler, which takes one to three minutes for a full-size model."""
     start = time.perf_counter()
     with jax.set_mesh(experiment.mesh):
-        lowered = experiment.train_step.lower(experiment.state, experiment.batch)
+        lowered = experiment.train_step.lower(experiment.abstract_state, experiment.abstract_batch)
     constraints = len(CONSTRAINT.findall(lowered.as_text()))
     try:
         compiled = lowered.compile()

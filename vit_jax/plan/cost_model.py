@@ -77,7 +77,7 @@ class Guess:
 
 
 def sketch(experiment: Experiment) -> Sketch:
-    paths, _ = jax.tree_util.tree_flatten_with_path(experiment.state)
+    paths, _ = jax.tree_util.tree_flatten_with_path(experiment.abstract_state)
     leaves = [(sharding.path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in paths]
     return Sketch(
         experiment.config,

@@ -85,9 +85,9 @@ def step_ms(
 def hbm_gib(experiment: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     prefetch = experiment.config.data.prefetch
-    params = shard_bytes(experiment.state.params)
-    opt_state = shard_bytes(experiment.state) - params
-    batch = shard_bytes(experiment.batch)
+    params = shard_bytes(experiment.abstract_state.params)
+    opt_state = shard_bytes(experiment.abstract_state) - params
+    batch = shard_bytes(experiment.abstract_batch)
     # The compiler counts one batch; the prefetched ones are on the chip, too.
     total = compiled.total_bytes + batch * (prefetch - 1)
     sizes = dict(
@@ -144,8 +144,8 @@ def estimate(experiment: Experiment, compiled: Compiled, limit_gib: float) -> di
         fits=fits,
         hbm_limit_gib=limit_gib,
         hbm_gib=hbm,
-        params=sum(leaf.size for leaf in jax.tree.leaves(experiment.state.params)),
-        params_split=sharding.split_share(experiment.state.params, experiment.mesh),
+        params=sum(leaf.size for leaf in jax.tree.leaves(experiment.abstract_state.params)),
+        params_split=sharding.split_share(experiment.abstract_state.params, experiment.mesh),
         model_flops_per_image=3 * experiment.model.flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,

@@ -62,10 +62,9 @@ def devices(name: str, num_slices: int = 1) -> list:
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
-        if "libtpu" in str(error).lower() and "topolog" not in str(error).lower():
-            raise UserError(
-                "the TPU compiler is not installed: pip install 'vit_jax[plan]' (or libtpu)"
-            ) from None
+        message = str(error).lower()
+        if "not installed" in message or ("libtpu" in message and "topolog" not in message):
+            raise UserError("the TPU compiler is not installed: pip install libtpu") from None
         text = " ".join(str(error).split())[:160]
         raise UserError(
             f"--topology={name} is rejected by the TPU compiler ({text}): use an existing shape"

@@ -24,9 +24,8 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.models.classifier import Classifier
-from vit_jax.train import optim
+from vit_jax.train import optim, step
 from vit_jax.train import state as states
-from vit_jax.train import step as steps
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
@@ -51,7 +50,7 @@ class Experiment:
 
         Args:
           facts: of the training data: `catalog.declared` or `catalog.found`.
-          mesh: of devices, which may only be described, or abstract.
+          mesh: of real devices, of a described topology, or an AbstractMesh.
 
         Raises:
           UserError: they do not fit together.
@@ -81,13 +80,13 @@ class Experiment:
         return self.mesh.devices.size
 
     @functools.cached_property
-    def state(self) -> steps.TrainState:
+    def abstract_state(self) -> step.TrainState:
         """The state as ShapeDtypeStructs with shardings."""
         return states.abstract_state(self.config, self.model, self.tx, self.mesh)
 
     @functools.cached_property
-    def batch(self) -> dict:
-        """A batch likewise."""
+    def abstract_batch(self) -> dict:
+        """A global batch as ShapeDtypeStructs with shardings."""
         config = self.config
         return to_device.abstract_batch(
             self.mesh, config.data.batch_size, config.image_size, self.facts.set_size
@@ -115,24 +114,20 @@ def plan_steps(config, num_examples: int) -> int:
     if not config.total_steps and not config.total_epochs:
         raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
     epochs = config.total_epochs
-    steps = config.total_steps or round(epochs * num_examples / config.data.batch_size)
-    if steps < 1:
+    total = config.total_steps or round(epochs * num_examples / config.data.batch_size)
+    if total < 1:
         raise UserError(
             f"total_epochs={epochs} of {num_examples} examples is less than one batch of "
             f"{config.data.batch_size}: train longer or use a smaller batch"
         )
-    return steps
+    return total
 
 
 def make_model(config, num_classes: int) -> Classifier:
     """The model that `config.model` describes: its variant, and what differs from the defaults."""
-    unset = configs.defaults().model
-    apart = ("variant", "num_classes")
-    fields = {
-        name: value
-        for name, value in config.model.items()
-        if value != unset[name] and name not in apart
-    }
+    default = configs.defaults().model
+    fields = {name: value for name, value in config.model.items() if value != default[name]}
+    fields = {name: fields[name] for name in fields if name not in ("variant", "num_classes")}
     return create.create(config.model.variant, num_classes, config.image_size, **fields)
 
 
@@ -153,12 +148,16 @@ def make_optimizer(config, model, total_steps: int):
 
 
 def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run; `abstract`: the state, which stays where it is."""
+    """train_step(state, batch) of the run.
+
+    Args:
+      abstract: shapes and shardings of the state; the new state has the same shardings.
+    """
 
     def apply_fn(params, image, key):
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
-    train_step = steps.make_train_step(
+    train_step = step.make_train_step(
         apply_fn,
         tx,
         schedule,

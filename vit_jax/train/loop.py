@@ -33,7 +33,7 @@ def train(config, folder: epath.Path) -> None:
     evaluations = open_evaluations(experiment, folder)
     workdir.check(folder, config, source.fingerprint)
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
-    for line in summary.head(experiment, experiment.state.params):
+    for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
     timer = make_timer(experiment)
 
@@ -42,10 +42,10 @@ def train(config, folder: epath.Path) -> None:
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint)
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
-        first, state = states.start_state(experiment, checkpointer)
+        done, state = states.start_state(experiment, checkpointer)
         workdir.claim(folder, config, source.fingerprint)
         pipeline = open_pipeline(experiment, source, folder)
-        writer = stack.enter_context(metrics.MetricWriter(folder, first))
+        writer = stack.enter_context(metrics.MetricWriter(folder, done))
         train_step, timer.compile_s = compiling.result()
         runtime.release_memory()
         loop = Loop(
@@ -58,12 +58,12 @@ def train(config, folder: epath.Path) -> None:
             checkpointer=checkpointer,
             writer=writer,
             timer=timer,
-            bar=console.ProgressBar(experiment.total_steps, first),
+            bar=console.ProgressBar(experiment.total_steps, done),
             profiler=ProfilerWindow(folder / "profile", **config.profile),
-            nonfinite=make_guard(experiment, source, folder),
+            guard=make_guard(experiment, source, folder),
             request=preemption.SaveRequest(),
         )
-        loop.run(first, state)
+        loop.run(done, state)
 
 
 def due(number: int, every: int, total: int) -> bool:
@@ -73,7 +73,7 @@ def due(number: int, every: int, total: int) -> bool:
     return number == total or (every > 0 and number % every == 0)
 
 
-# --- what the loop is made of; TensorFlow is imported here and not before ---
+# --- parts of the loop; what needs TensorFlow is imported inside, so that --help is quick ---
 
 
 def open_training_data(config):
@@ -100,13 +100,13 @@ def open_pipeline(experiment: Experiment, source, folder: epath.Path):
     return host
 
 
-def device_batches(experiment: Experiment, pipeline, first: int) -> Iterator[dict]:
-    """Global batches on the mesh, from that of the update after `first` on."""
+def device_batches(experiment: Experiment, pipeline, done: int) -> Iterator[dict]:
+    """Global batches on the mesh, from that of the update after `done` on."""
     from vit_jax.data import to_device
 
     data = experiment.config.data
     rows = sharding.local_rows(experiment.mesh, data.batch_size)
-    batches = pipeline.batches(first)
+    batches = pipeline.batches(done)
     return to_device.to_device(
         batches, experiment.mesh, rows, data.batch_size, data.prefetch, pipeline.stages
     )
@@ -118,7 +118,9 @@ def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
     def work():
         with jax.set_mesh(experiment.mesh), runtime.without_collections():
             lower = experiment.train_step.lower
-            return timed(lambda: lower(experiment.state, experiment.batch).compile())
+            return timed(
+                lambda: lower(experiment.abstract_state, experiment.abstract_batch).compile()
+            )
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(work)
@@ -160,23 +162,23 @@ class Loop:
     timer: StepTimer
     bar: console.ProgressBar
     profiler: ProfilerWindow
-    nonfinite: nonfinite.SkippedUpdates
+    guard: nonfinite.SkippedUpdates
     request: preemption.SaveRequest
 
     @property
     def total_steps(self) -> int:
         return self.experiment.total_steps
 
-    def run(self, first: int, state: step.TrainState) -> None:
-        """Trains on after `first` updates, and says how it went.
+    def run(self, done: int, state: step.TrainState) -> None:
+        """Trains on after `done` updates, and says how it went.
 
         Raises:
           Preempted: SIGTERM came, and the state is saved.
           NegativeResult: the run can't go on.
         """
-        log.info("training from step %d", first)
+        log.info("training from step %d", done)
         with self.bar, self.profiler:
-            number, state, step_metrics = self.updates(first, state)
+            number, state, step_metrics = self.updates(done, state)
         console.show_summary(self.folder, self.timer.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
@@ -184,31 +186,34 @@ class Loop:
         self.check_end(number, state, step_metrics)
         log.info("done: %d steps, results in %s", self.total_steps, self.folder)
 
-    def updates(self, first: int, state: step.TrainState) -> tuple[int, step.TrainState, dict]:
+    def updates(self, done: int, state: step.TrainState) -> tuple[int, step.TrainState, dict]:
         """All updates, or those until a request to stop: (the last one, its state and metrics)."""
-        batches = device_batches(self.experiment, self.pipeline, first)
-        number = first
+        batches = device_batches(self.experiment, self.pipeline, done)
+        number = done
         step_metrics = {}
         scalars = {}
-        for number in range(first + 1, self.total_steps + 1):
+        stopped = False
+        for number in range(done + 1, self.total_steps + 1):
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
             batch = self.timer.next_batch(batches)
             state, step_metrics = self.timer.step(self.train_step, state, batch)
             self.bar.advance(number)
             scalars = self.report(number, step_metrics)
-            if not self.request.due():
-                scalars |= self.evaluate(number, state, self.saves_at(number))
-            if self.request.received:
+            stopped = self.request.due()
+            if not stopped:
+                measured, stopped = self.evaluate(number, state)
+                scalars |= measured
+            if stopped:
                 break
             self.write(number, scalars)  # before the save: a kill between them loses no line
             if self.saves_at(number):
                 self.save(number, state, step_metrics, scalars)
-        if self.request.received:  # there is little time: save first
+        if stopped:  # there is little time: save before anything else
             self.save(number, state, step_metrics, {})
         self.settle(number, state, step_metrics, scalars)
-        if self.request.received:
-            self.write(number, scalars | self.evaluate(number, state, False, until=iter))
+        if stopped:  # the next start continues after this step: what is due here is done here
+            self.write(number, scalars | self.evaluate_to_the_end(number, state))
         return number, state, step_metrics
 
     def report(self, number: int, step_metrics: dict) -> dict[str, float]:
@@ -223,36 +228,44 @@ class Loop:
             log.warning(slow)
         return scalars
 
-    def evaluate(
-        self, number: int, state: step.TrainState, saving: bool, until: Callable | None = None
-    ) -> dict[str, float]:
-        """Runs the evaluations that are due; a request to stop cuts them short.
+    def evaluate(self, number: int, state: step.TrainState) -> tuple[dict[str, float], bool]:
+        """Runs the evaluations that are due: (metrics, whether a request to stop cut them short)."""
+        config = self.experiment.config
+        ranking = config.checkpoint.keep_best if self.saves_at(number) else ""
 
-        Args:
-          saving: a checkpoint follows; if it is ranked by a metric, that is measured.
-          until: passes the batches of an evaluation on, as `SaveRequest.until_due` does.
-        """
+        def is_due(name: str) -> bool:
+            every = config.evals[name].every
+            return due(number, every, self.total_steps) or ranking.startswith(f"eval/{name}/")
+
+        try:
+            return self.run_evaluations(state, is_due, self.request.until_due), False
+        except preemption.Interrupted:
+            return {}, True
+
+    def evaluate_to_the_end(self, number: int, state: step.TrainState) -> dict[str, float]:
+        """The same for the last step before a stop, which no further request cuts short."""
         config = self.experiment.config
 
         def is_due(name: str) -> bool:
-            ranks = saving and config.checkpoint.keep_best.startswith(f"eval/{name}/")
-            return ranks or due(number, config.evals[name].every, self.total_steps)
+            return due(number, config.evals[name].every, self.total_steps)
 
+        return self.run_evaluations(state, is_due, iter)
+
+    def run_evaluations(self, state: step.TrainState, is_due: Callable, until: Callable) -> dict:
+        """Metrics of the evaluations that are due; `until` passes their batches on."""
         if not any(map(is_due, self.evaluations)):
             return {}
         params = step.eval_params(state)
-        until = until or self.request.until_due
         with self.timer.paused("evaluation"):
-            try:
-                return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
-            except preemption.Interrupted:
-                return {}
+            return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
 
     def saves_at(self, number: int) -> bool:
         return due(number, self.experiment.config.checkpoint.every, self.total_steps)
 
     def save(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict) -> None:
-        """Saves a state that is known to be finite; the next line says how long training waited."""
+        """Checks that the state is finite, and saves it; the wait goes into the next line of
+        metrics, if there is one.
+        """
         watchdog.progress.mark(f"the save of step {number}")
         self.check(number, step_metrics)
         if not states.is_finite(state):
@@ -281,7 +294,7 @@ class Loop:
     def check(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
         """The metrics of a step as numbers, which may end the run."""
         scalars = metrics.fetch(step_metrics)
-        self.nonfinite.check(number, scalars, at_end)
+        self.guard.check(number, scalars, at_end)
         return scalars
 
     def check_end(self, number: int, state: step.TrainState, step_metrics: dict) -> None:

@@ -120,7 +120,7 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
     check_branch(experiment, meta)
     state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
     log.info("branches from %s", folder)
-    return meta["step"], to_this_layout(state, experiment.model, experiment.state)
+    return meta["step"], to_this_layout(state, experiment.model, experiment.abstract_state)
 
 
 def pretrained_state(config, model, tx, abstract) -> step.TrainState:
@@ -144,7 +144,7 @@ def start_state(experiment, checkpointer) -> tuple[int, step.TrainState]:
     """
     config = experiment.config
     model = experiment.model
-    abstract = experiment.state
+    abstract = experiment.abstract_state
     restored = checkpointer.restore(functools.partial(saved_layout, experiment))
     if restored:
         number, state = restored
