@@ -9,7 +9,7 @@ demo: .venv/installed
 
 test: .venv/installed
 	.venv/bin/python -m ruff check .
-	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
+	.venv/bin/python -m pytest --numprocesses=2 --dist=worksteal
 
 # Tries to lose a run in a thousand ways, which takes half an hour of two cores.
 faults: .venv/installed

@@ -229,7 +229,7 @@ class Loop:
         return scalars
 
     def evaluate(self, number: int, state: step.TrainState) -> tuple[dict[str, float], bool]:
-        """Runs the evaluations that are due: (metrics, whether a request to stop cut them short)."""
+        """Runs the evaluations that are due: (metrics, whether a request to stop cut in)."""
         config = self.experiment.config
         ranking = config.checkpoint.keep_best if self.saves_at(number) else ""
 
