@@ -96,7 +96,7 @@ class Experiment:
     def train_step(self) -> Callable:
         """train_step(state, batch) -> (state, metrics), jitted; the state is donated."""
         return make_train_step(
-            self.config, self.mesh, self.model, self.tx, self.schedule, self.state
+            self.config, self.mesh, self.model, self.tx, self.schedule, self.abstract_state
         )
 
     @property
