@@ -14,6 +14,7 @@ from vit_jax.data import to_device
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models import encoder
+from vit_jax.models.dropout import bernoulli
 from vit_jax.plan import compilation
 from vit_jax.train import experiment
 from vit_jax.train import state as states
@@ -183,9 +184,7 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
 def test_devices_draw_different_bits_if_the_generator_can_not_be_split():
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=2))
     with jax.set_mesh(mesh):
-        draw = jax.jit(
-            lambda key: sharding.bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp")
-        )
+        draw = jax.jit(lambda key: bernoulli(key, 0.9, (64, 8, 256), "batch", "length", "mlp"))
         drawn, probability = draw(jax.random.key(0, impl="rbg"))
         parts = {np.asarray(shard.data).tobytes() for shard in drawn.addressable_shards}
         assert len(parts) == 8 and drawn.addressable_shards[0].data.shape == (16, 8, 128)

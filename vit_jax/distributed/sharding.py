@@ -73,32 +73,6 @@ def constrain(x, *axes: str | None):
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None):
-    """Random booleans of logical `axes`, and the probability with which they are true.
-
-    Threefry gives the same booleans on every mesh. XLA does not split the draws of other
-    generators: each chip would draw for the whole batch. So with those each device draws its own
-    part with its own key. And it draws bytes, which rounds the probability to 1/256: L/16 with
-    dropout on v5e:8x8 needs 12.6 GiB per chip with bytes, and 14.2 with floats.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = spec(*axes)
-    if mesh.empty or "threefry" in str(jax.random.key_impl(key)):
-        return jax.random.bernoulli(key, probability, shape), probability
-    threshold = min(max(round(256 * probability), 1), 255)
-
-    def draw(key):
-        for part in parts:
-            for axis in mesh_axes(part):
-                key = jax.random.fold_in(key, jax.lax.axis_index(axis))
-        shards = [math.prod(mesh.shape[axis] for axis in mesh_axes(part)) for part in parts]
-        local = tuple(size // count for size, count in zip(shape, shards, strict=True))
-        return jax.random.bits(key, local, np.uint8) < threshold
-
-    split_draw = jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)
-    return split_draw(key), threshold / 256
-
-
 def path_name(path) -> str:
     """The name of a key path of `jax.tree_util`, such as "Transformer/encoder_norm/scale"."""
     return "/".join(

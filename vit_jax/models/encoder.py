@@ -9,7 +9,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import sharding
-from vit_jax.models.dropout import DROPPATH_SHAPES, dropout, droppath
+from vit_jax.models.dropout import (
+    ATTENTION,
+    ATTENTION_PATH,
+    DROPPATH_SHAPES,
+    HIDDEN,
+    MLP,
+    MLP_PATH,
+    dropout,
+    droppath,
+)
 from vit_jax.models.ops.activation import activate
 from vit_jax.models.ops.attention import attend
 from vit_jax.models.ops.dense import HeadProjection, dense, output_projection, xavier
@@ -18,7 +27,7 @@ from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.ops.tpu_layout import in_memory
 from vit_jax.models.posemb import PositionEmbedding, param_of_image_size, relative_index
 
-# What remat stores of the forward pass, some by `names`; the backward pass computes the rest again.
+# Name -> f(remat_names) -> policy: what is stored for the backward pass; the rest is computed again.
 REMAT_POLICIES = {
     "none": lambda names: None,
     "names": lambda names: jax.checkpoint_policies.save_only_these_names(*names),
@@ -69,9 +78,9 @@ class MlpBlock(nn.Module):
         y = sharding.constrain(y, "batch", "length", "mlp")
         y = checkpoint_name(y.astype(self.dtype), "hidden")
         y = activate(GELUS[self.gelu], y, self.dtype)
-        y = dropout(y, self.dropout, noise, 1, "mlp")
+        y = dropout(y, self.dropout, noise, HIDDEN, "mlp")
         y = dense(x.shape[-1], self.dtype, **init)(y)
-        return dropout(y, self.dropout, noise, 2)
+        return dropout(y, self.dropout, noise, MLP)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -147,16 +156,16 @@ class EncoderBlock(nn.Module):
             **fields_of(self, "num_heads", "relative", "dtype", "softmax_dtype", "attention"),
             name="MultiHeadDotProductAttention_1",
         )(y, y)
-        y = dropout(y, self.dropout, noise, 0)
+        y = dropout(y, self.dropout, noise, ATTENTION)
         if self.layer_scale:
             y = LayerScale(self.layer_scale, name="LayerScale_1")(y)
-        x = x + droppath(y, noise, 3)
+        x = x + droppath(y, noise, ATTENTION_PATH)
 
         y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_2")(x)
         y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
         if self.layer_scale:
             y = LayerScale(self.layer_scale, name="LayerScale_3")(y)
-        x = x + droppath(y, noise, 4)
+        x = x + droppath(y, noise, MLP_PATH)
 
         x = in_memory(sharding.constrain(x, "batch", "length", "embed"), 0, 1, 2)
         self.sow("intermediates", "output", x)

@@ -1,4 +1,7 @@
-"""Position embeddings: the kinds of arXiv 2010.11929 table 8, and fixed sin-cos embeddings."""
+"""Position embeddings: the kinds of arXiv 2010.11929 table 8, and fixed sin-cos embeddings.
+
+`weights/adapt.py` resamples them for another resolution.
+"""
 
 import flax.linen as nn
 import jax.numpy as jnp
