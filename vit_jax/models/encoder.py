@@ -27,7 +27,8 @@ from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.ops.tpu_layout import in_memory
 from vit_jax.models.posemb import PositionEmbedding, param_of_image_size, relative_index
 
-# Name -> f(remat_names) -> policy: what is stored for the backward pass; the rest is computed again.
+# Name -> f(remat_names) -> policy: what is stored for the backward pass, which computes the rest
+# again.
 REMAT_POLICIES = {
     "none": lambda names: None,
     "names": lambda names: jax.checkpoint_policies.save_only_these_names(*names),
