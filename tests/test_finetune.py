@@ -82,9 +82,9 @@ def test_no_learning_rate_may_be_left():
 MISTAKES = {
     "--lrs=a,b must be positive numbers": ["--lrs=a,b"],
     "--lrs=0.1,-1 must be": ["--lrs=0.1,-1"],
-    "--held_out=200% must be a share": ["--held_out=200%"],
-    "--held_out=5 must be a share": ["--held_out=5"],
-    "a part of the data is held out by data.subset": ["--config.data.subset=10%"],
+    "--held_out=200% must be above 0% and below 100%": ["--held_out=200%"],
+    "--held_out=5 must be above 0% and below 100%": ["--held_out=5"],
+    "data.subset is needed to hold a part of the data out": ["--config.data.subset=10%"],
     "has no classification": ["--config.evals.val.type=knn"],
 }
 

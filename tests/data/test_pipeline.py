@@ -419,7 +419,9 @@ def test_the_reason_is_that_of_the_decoder(photos):
 def test_a_label_out_of_range_is_an_error_or_is_skipped(label):
     source = memory_source(noise(4), [0, 1, label, 3])
     source.num_classes = 4
-    with pytest.raises(UserError, match=r"picture 2 can't be read.*the label is not a class"):
+    with pytest.raises(
+        UserError, match=r"picture number 2 can't be read.*the label is not a class"
+    ):
         train(source, train_config(4))
     for batch in train(source, train_config(4, on_corrupt="skip")):
         np.testing.assert_array_equal(batch["mask"], batch["id"] != 2)

@@ -83,7 +83,7 @@ def small_shards(monkeypatch):
 def run(config_file: str, *arguments: str, **overrides) -> dict:
     """`python -m vit_jax.data prepare` without the process."""
     parser = argparse.ArgumentParser()
-    command.add_arguments("prepare", parser)
+    command.add_arguments(parser, "prepare")
     config = configs.load(
         config_file, [f"--config.{key.replace('__', '.')}={v}" for key, v in overrides.items()]
     )

@@ -155,11 +155,11 @@ MISTAKES = {
     "data.rest=True, but data.subset=''": ["--config.evals.val.data.rest=True"],
     "evals.val.shots": ["--config.evals.val.shots=(5,)"],
     "evals.val.neighbours": ["--config.evals.val.neighbours=5"],
-    "has 0, which is no int from 1": [
+    "has 0, not a number (int) from 1": [
         "--config.evals.val.type=fewshot",
         "--config.evals.val.shots=(0,)",
     ],
-    "none of classification, fewshot": ["--config.evals.val.type=few"],
+    "not one of classification, fewshot": ["--config.evals.val.type=few"],
     "neighbours=5000 has only 1077": [
         "--config.evals.val.type=knn",
         "--config.evals.val.neighbours=5000",

@@ -289,6 +289,6 @@ def test_what_cannot_run_is_named(tmp_path):
     assert configs.load(str(path), ["--config.model.dtype=bfloat16"]).model.attention == "cudnn"
     with pytest.raises(
         UserError,
-        match=r"model\.attention='flash' is none of auto, einsum, splash, cudnn, blockwise",
+        match=r"model\.attention='flash' is not one of auto, einsum, splash, cudnn, blockwise",
     ):
         configs.load(str(path), ["--config.model.attention=flash"])

@@ -98,7 +98,7 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
 def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, capsys, monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(
-        metrics, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100)
+        console, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100)
     )
     with cli.logging_to(epath.Path(tmp_path)):
         console.show_summary(epath.Path(tmp_path), TOTALS)

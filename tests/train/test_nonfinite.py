@@ -40,7 +40,7 @@ def test_a_few_are_left_out_counted_and_told(tiny, tmp_path, monkeypatch):
     assert [line["train/skipped_steps"] for line in lines] == [0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 3, 3]
     assert [line["train/skipped_in_row"] for line in lines] == [0, 0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 0]
     log = (tmp_path / "run/log.txt").read_text()
-    assert "3 updates up to step 9 were left out" in log and log.count("were left out") == 3
+    assert "3 updates up to step 9 were skipped" in log and log.count("were skipped") == 3
     assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
 
 
@@ -90,12 +90,12 @@ def test_the_report_names_where_it_began(tmp_path):
         2, tmp_path, lambda update: [10 * update + i for i in range(9)]
     )
     sound = {"train/skipped_steps": 0, "train/skipped_in_row": 0, "train/loss": 1.0}
-    watched.look(4, sound, False)
+    watched.check(4, sound, False)
     bad = sound | {"train/skipped_steps": 6, "train/skipped_in_row": 6, "train/loss": float("nan")}
     with pytest.raises(
         NegativeResult, match=r"2 updates in a row, from step 5 on .*step 5: 50, 51, .* 57, \.\.\.;"
     ):
-        watched.look(10, bad, False)
+        watched.check(10, bad, False)
     assert list(json.loads((tmp_path / "nonfinite.json").read_text())["example_ids"]) == ["5", "6"]
 
 

@@ -64,7 +64,7 @@ def test_a_branch_is_continued_from_its_own_checkpoints(trunk, tmp_path):
     before = final_params(tmp_path / "branch")
     assert run(tiny, tmp_path / "branch", *branch) == 0
     log = (tmp_path / "branch/log.txt").read_text()
-    assert log.count("branches off") == 1
+    assert log.count("branches from") == 1
     assert [line["step"] for line in metric_lines(tmp_path / "branch")] == list(range(5, 13))
     assert before and not (tmp_path / "branch/checkpoints/damaged_12").exists()
 
@@ -86,15 +86,15 @@ def test_a_branch_may_have_another_layer_layout_and_mesh(trunk, tmp_path):
 REFUSED = {
     "the end": (
         ["--config.total_steps=8"],
-        "is a checkpoint of step 8, where this run of 8 steps has ended",
+        "is a checkpoint of step 8, but this run ends at step 8",
     ),
     "another model": (
         ["--config.model.depth=3"],
-        r"names a run with another state (model.depth: 2 -> 3)",
+        r"is of a run with another state (model.depth: 2 -> 3)",
     ),
     "another optimizer": (
         ["--config.optim.name=sgd"],
-        "names a run with another state (optim.momentum: (unset) -> 0.9",
+        "is of a run with another state (optim.momentum: (unset) -> 0.9",
     ),
     "averaging": (["--config.optim.ema_decay=0.9"], "(optim.ema_decay: 0.0 -> 0.9)"),
     "both": (["--config.init_from=x"], "are both set: a run starts from one of them"),
@@ -117,8 +117,8 @@ def test_weights_alone_and_nothing_at_all_are_no_branching_points(trunk, tmp_pat
     checkpoint.write_params(
         tmp_path / "weights", {"x": jnp.ones(3)}, {k: meta[k] for k in ("config", "model")}
     )
-    wrong = {tmp_path / "weights": "names weights alone", tmp_path / "none": "holds no checkpoint"}
-    wrong[workdir] = f"is no checkpoint: give one by its step, as {workdir}/checkpoints/12"
+    wrong = {tmp_path / "weights": "has only weights", tmp_path / "none": "holds no checkpoint"}
+    wrong[workdir] = f"is not a checkpoint: give one by its step, such as {workdir}/checkpoints/12"
     for path, message in wrong.items():
         assert run(tiny, tmp_path / "b", f"--config.branch_from={path}") == 2
         assert message in last_error(capsys)

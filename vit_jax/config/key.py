@@ -57,7 +57,7 @@ class Key:
         if type(item) not in (int, self.items) or not self.is_within(item):
             low, high = self.within
             kind = self.items.__name__
-            raise ValueError(f" has {item!r}, which is not {kind} from {low} to {high}")
+            raise ValueError(f" has {item!r}, not a number ({kind}) from {low} to {high}")
         return self.items(item)
 
     def check_pairs(self, pairs) -> tuple:
