@@ -22,10 +22,10 @@ CORE = [
     "tensorboard>=2.20.0",  # clu.metric_writers imports it without declaring it
     "tensorflow-cpu>=2.20.0; platform_machine == 'x86_64' and sys_platform != 'darwin'",
     "tensorflow>=2.20.0; platform_machine != 'x86_64' or sys_platform == 'darwin'",
-    "tensorflow-datasets>=4.9.7",
+    "tensorflow-datasets>=4.9.10",
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "array_record>=0.5.1",
-    "etils[epath]>=1.9",
+    "etils[epath]>=1.13",
     "numpy>=2.0",
     "rich>=13.0",
     "matplotlib>=3.9",
@@ -36,7 +36,7 @@ CORE = [
     "pyyaml>=6.0.1",
 ]
 TEST = [
-    "pytest>=8.0",
+    "pytest>=9.2",
     "pytest-xdist>=3.6",
     "jsonschema>=4.20",
     "kubernetes-validate>=1.37",
