@@ -8,10 +8,11 @@ import setuptools
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "vit_jax/__init__.py").read_text())[1]
 
-# The oldest releases of all of these were tried together on Python 3.11 (`uv pip install
-# --resolution lowest-direct`) with the tests of models, train, checkpoints, evaluate, data and
-# weights. Older ones fail: JAX 0.8.0 cannot multiply bfloat16 on a CPU, Orbax 0.11.28 cannot save
-# from several devices, TensorFlow 2.18 does not go with the protobuf of tensorflow-metadata.
+# The oldest release of each was tried, all together, on Python 3.11 and a CPU, with `uv pip install
+# --resolution lowest-direct .` and the tests of config, models, train, checkpoints, data, evaluate
+# and weights. Older ones fail: JAX 0.8.0 in bfloat16 on CPUs, Orbax 0.11.28 in saving from several
+# devices, etils 1.12 in telling a missing path from a file, and TFDS 4.9.9 and TensorFlow 2.18 with
+# current protobuf.
 CORE = [
     "jax>=0.8.3",
     "flax>=0.12.0",
