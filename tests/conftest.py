@@ -1,5 +1,6 @@
 """Eight fake CPU devices for every test, and golden data."""
 
+import functools
 import json
 import os
 import pathlib
@@ -63,12 +64,13 @@ def golden_folder(folder, name: str) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(GOLDEN / name, pathlib.Path(folder) / name))
 
 
-def applied(model, params, image) -> np.ndarray:
-    """Logits in full float32."""
+def applied(model, params, image, **options):
+    """What `model.apply` returns, compiled, in full float32."""
     import jax
 
+    apply = jax.jit(functools.partial(model.apply, **options))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(model.apply)({"params": params}, image))
+        return jax.device_get(apply({"params": params}, image))
 
 
 TINY = """

@@ -109,7 +109,7 @@ def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
     make_photos(tmp_path / "my_photos")
     sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
     model = vit_jax.create_model("B/16", num_classes=7, image_size=32, pre_logits=True, **sizes)
-    params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3)))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 32, 32, 3)))["params"]
     np.savez("B_16.npz", **scan_layout.flatten(params))
     small = [f"--config.model.{key}={value}" for key, value in sizes.items()]
     small += [

@@ -6,7 +6,7 @@ import csv
 
 import numpy as np
 import pytest
-from conftest import golden_file, last_error
+from conftest import applied, golden_file, last_error
 from PIL import Image
 
 import vit_jax
@@ -56,7 +56,7 @@ def test_classes_are_those_of_the_model(photos, weights, tmp_path, capsys):
     model, params = vit_jax.from_pretrained(weights)
     images = np.stack([pixels(photos / name) for name in names])
     assert model.image_size == (32, 32)
-    logits = np.asarray(model.apply({"params": params}, model.normalize(images)), np.float64)
+    logits = np.asarray(applied(model, params, model.normalize(images)), np.float64)
     likely = np.exp(logits - logits.max(1, keepdims=True))
     likely /= likely.sum(1, keepdims=True)
     for row, own in zip(rows[1:], likely, strict=True):

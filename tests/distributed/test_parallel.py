@@ -150,8 +150,8 @@ def test_lower_precision_stays_close(trained):
     """bf16 has 8 bits of mantissa, 4e-3 relative: the losses of 10 steps stay within 2 %."""
     truth = trained("", 1)[0]
     for settings in ("model.dtype=bfloat16", "model.dtype=bfloat16 model.softmax_dtype=bfloat16"):
-        np.testing.assert_allclose(trained(settings)[0], truth, rtol=0.02)
-    np.testing.assert_allclose(trained("optim.momentum_dtype=bfloat16")[0], truth, rtol=2e-3)
+        np.testing.assert_allclose(trained(settings, 1)[0], truth, rtol=0.02)
+    np.testing.assert_allclose(trained("optim.momentum_dtype=bfloat16", 1)[0], truth, rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -178,6 +178,7 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
     """
     found = constraints(trained("mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2])
     assert found >= 2 * (3 * 5 + 1) + 1
+    assert constraints(trained("", 1)[2]) == 0
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,8 @@ LONGER = ["--config.total_steps=150", "--config.checkpoint.every=6", "--config.e
 
 def environment() -> dict[str, str]:
     """One CPU device, whatever conftest set."""
-    return os.environ | dict(JAX_PLATFORMS="cpu", XLA_FLAGS="", PYTHONPATH=str(ROOT))
+    flags = "--xla_backend_optimization_level=0"
+    return os.environ | dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONPATH=str(ROOT))
 
 
 def start(config, workdir, *arguments) -> subprocess.Popen:
@@ -67,24 +67,6 @@ def assert_same_run(one: pathlib.Path, two: pathlib.Path) -> None:
     for key in ("step", "train/loss", "train/grad_norm", "train/lr"):
         assert [line[key] for line in lines[0]] == [line[key] for line in lines[1]], key
     assert same_bits(final_params(one), final_params(two))
-
-
-def test_five_kills_at_random_moments_leave_no_trace(straight, tmp_path):
-    config, workdir = straight
-    chance = random.Random(0)
-    kills = 0
-    for step in sorted(chance.sample(range(1, 145), 5)):
-        job = start(config, tmp_path / "run", *LONGER)
-        wait_for_step(tmp_path / "run", step, job)
-        time.sleep(chance.uniform(0, 0.2))
-        job.send_signal(signal.SIGKILL)
-        code, err = finish(job)
-        assert code in (0, -signal.SIGKILL), err
-        kills += code == -signal.SIGKILL
-    assert kills >= 4
-    code, err = finish(start(config, tmp_path / "run", *LONGER))
-    assert code == 0, err
-    assert_same_run(workdir, tmp_path / "run")
 
 
 def test_sigterm_saves_exits_75_and_the_same_command_continues(straight, tmp_path):
@@ -220,7 +202,7 @@ def test_one_two_and_four_processes_read_the_same_global_batches(tmp_path):
             assert found[17:50] == found[50:83]  # stopped at step 17 and resumed
 
 
-STOPPED = ["--config.total_steps=40", "--config.checkpoint.every=25", "--config.evals.val.every=20"]
+STOPPED = ["--config.total_steps=40", "--config.checkpoint.every=6", "--config.evals.val.every=20"]
 
 
 def command(folder: pathlib.Path, name: str, *arguments: str) -> list[str]:
@@ -244,17 +226,32 @@ def losses(workdir: pathlib.Path) -> list[float]:
     return [line["train/loss"] for line in lines]
 
 
-def test_four_processes_stop_on_sigterm_and_continue_on_four_or_one_two_and_eight_devices(tmp_path):
-    """SIGTERM stops all at the same step with exit code 75. Four processes then continue bit by
-    bit; other numbers of devices round sums differently.
+def start_four(folder: pathlib.Path) -> subprocess.Popen:
+    words = launcher(4, 1, *command(folder, "four", *STOPPED))
+    return subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+
+
+def test_four_processes_survive_the_loss_of_one_and_sigterm_and_continue_on_other_devices(tmp_path):
+    """The launcher names the process that was lost and ends the others. SIGTERM stops all at the
+    same step with exit code 75. Four processes then continue bit by bit; other numbers of devices
+    round sums differently.
     """
     (tmp_path / "tiny.py").write_text(TINY)
-    words = launcher(4, 1, *command(tmp_path, "four", *STOPPED))
-    job = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    wait_for_step(tmp_path / "four", 5, job)
+    job = start_four(tmp_path)
+    wait_for_step(tmp_path / "four", 10, job)
+    children = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    code, err = finish(job)
+    assert code not in (0, 75) and "process 1 ended first, with exit code 137" in err
+    names = [path.name for path in (tmp_path / "four/checkpoints").iterdir()]
+    saved = max(int(name) for name in names if name.isdigit())
+    assert saved >= 6
+
+    job = start_four(tmp_path)
+    wait_for_step(tmp_path / "four", 20, job)
     job.send_signal(signal.SIGTERM)
     code, err = finish(job)
-    assert code == 75, err
+    assert code == 75 and f"training from step {saved}" in err, err
     stopped = metric_lines(tmp_path / "four")[-1]["step"]
     assert stopped < 40 and (tmp_path / "four/checkpoints" / str(stopped)).is_dir()
     log = (tmp_path / "four/log.txt").read_text()
@@ -285,27 +282,6 @@ def test_four_processes_stop_on_sigterm_and_continue_on_four_or_one_two_and_eigh
             for name in (f"on_{devices}", "undisturbed")
         ]
         assert evals[0] == pytest.approx(evals[1], rel=1e-3)
-
-
-def test_two_processes_survive_the_loss_of_one(tmp_path):
-    """The launcher names it and ends the other; the same command continues to the bits of an
-    undisturbed run.
-    """
-    (tmp_path / "tiny.py").write_text(TINY)
-    arguments = [*LONGER, "--config.total_steps=40"]
-    words = launcher(2, 1, *command(tmp_path, "two", *arguments))
-    job = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    wait_for_step(tmp_path / "two", 15, job)
-    children = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
-    code, err = finish(job)
-    assert code not in (0, 75) and "process 1 ended first, with exit code 137" in err
-    names = [path.name for path in (tmp_path / "two/checkpoints").iterdir()]
-    saved = max(int(name) for name in names if name.isdigit())
-    assert saved >= 6
-    assert f"training from step {saved}" in run_on(tmp_path, "two", 2, 1, *arguments)
-    run_on(tmp_path, "undisturbed", 2, 1, *arguments)
-    assert_same_run(tmp_path / "undisturbed", tmp_path / "two")
 
 
 MESHES = {

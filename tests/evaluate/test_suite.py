@@ -104,7 +104,7 @@ def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp
     config = configs.load(training)
     model = experiment.make_model(config, 10)
     mesh = meshes.make_mesh(config.mesh)
-    params = model.init(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((8, 8, 8, 3)))["params"]
     opened = suite.open_all(config, mesh, (), 10)
     assert (
         opened["few"].test is opened["near"].test and opened["few"].test is not opened["val"].test

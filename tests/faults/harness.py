@@ -42,7 +42,7 @@ TRIALS = {
     "kills_in_saves": Trial(
         "kill -9 of a light run during a save", runs.kills, 6, 10, 10, dict(inside=True)
     ),
-    "whole_kills": Trial("kill -9 of the train command", runs.whole_kills, 2, 2, 15),
+    "whole_kills": Trial("kill -9 of the train command", runs.whole_kills, 3, 2, 15),
     "checkpoints": Trial("damaged checkpoint", files.damaged_checkpoints, 14, 2, 77),
     "preemptions_of_2": Trial(
         "SIGTERM to one of 2 processes", runs.preemptions, 1, 2, 6, dict(processes=2)

@@ -27,7 +27,7 @@ def expect(condition, what) -> None:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     rest = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     return rest | dict(
         JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import below, golden, metric_lines
+from conftest import applied, below, golden, metric_lines
 
 import vit_jax
 from vit_jax.distributed import mesh as meshes
@@ -45,7 +45,7 @@ def load(name, **overrides):
 @pytest.mark.parametrize("name", ["mixer_p8", "grad_mixer"])
 def test_logits_equal_the_published_implementation(name):
     arrays, config, model, params = load(name)
-    logits = model.apply({"params": params}, arrays["inputs"])
+    logits = applied(model, params, arrays["inputs"])
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, arrays["logits_f64"], atol=2e-5, rtol=2e-5)
     found = (
@@ -61,7 +61,7 @@ def test_logits_equal_the_published_implementation(name):
 
 def test_intermediates_equal_the_published_implementation():
     arrays, _, model, params = load("mixer_p8")
-    _, held = model.apply({"params": params}, arrays["inputs"], mutable=["intermediates"])
+    _, held = applied(model, params, arrays["inputs"], mutable=["intermediates"])
     held = held["intermediates"]
     found = {
         "inter/stem": held["tokens"][0].reshape(3, *model.grid, 48),
@@ -94,7 +94,7 @@ def test_gradients_equal_the_published_implementation():
 
 def test_bfloat16_compute_keeps_float32_parameters_and_stays_close():
     arrays, _, model, params = load("mixer_p8", dtype="bfloat16")
-    logits = model.apply({"params": params}, arrays["inputs"])
+    logits = applied(model, params, arrays["inputs"])
     fresh = adapt.abstract_params(model)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(fresh))
     assert logits.dtype == jnp.float32
@@ -105,7 +105,7 @@ def test_bfloat16_compute_keeps_float32_parameters_and_stays_close():
 def test_a_mesh_changes_no_number_and_activations_are_constrained():
     arrays, _, model, params = load("mixer_p8")
     image = jnp.tile(arrays["inputs"][:2], (2, 1, 1, 1))
-    wanted = model.apply({"params": params}, image)
+    wanted = applied(model, params, image)
     mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=2, tensor=2))
     sharding.check_model(model, mesh)
     with jax.set_mesh(mesh):
@@ -126,14 +126,14 @@ def test_an_image_that_fills_no_last_patch_is_padded_as_published():
     padded = np.pad(image, ((0, 0), (1, 1), (1, 2), (0, 0)))
     model = model.clone(image_size=(30, 29))
     assert model.grid == (4, 4) and model.cell == (8, 8) and model.num_prefix == 0
-    logits = model.apply({"params": params}, image)
-    np.testing.assert_allclose(logits, model.apply({"params": params}, padded), atol=1e-6)
+    logits = applied(model, params, image)
+    np.testing.assert_allclose(logits, applied(model, params, padded), atol=1e-6)
 
 
 def test_an_image_of_another_number_of_tokens_is_an_error():
     _, _, model, params = load("mixer_p8")
     with pytest.raises(UserError, match=r"gives 6 x 4 patch tokens, .* trained for 16"):
-        model.apply({"params": params}, np.zeros((1, 48, 32, 3)))
+        applied(model, params, np.zeros((1, 48, 32, 3)))
 
 
 def test_droppath_drops_whole_branches_of_single_examples():
@@ -143,16 +143,16 @@ def test_droppath_drops_whole_branches_of_single_examples():
     arrays, _, model, params = load("mixer_p8", droppath=0.5)
     image = jnp.tile(arrays["inputs"][:1], (64, 1, 1, 1))
     rngs = {"dropout": jax.random.key(0)}
-    noisy = np.asarray(model.apply({"params": params}, image, train=True, rngs=rngs))
+    noisy = applied(model, params, image, train=True, rngs=rngs)
     shallow = {name: leaf for name, leaf in params.items() if name != "MixerBlock_1"}
-    first_block = np.asarray(model.clone(depth=1).apply({"params": shallow}, image[:1]))
+    first_block = applied(model.clone(depth=1), shallow, image[:1])
     distinct = np.unique(noisy.round(4), axis=0)
     assert len(distinct) == 4
     dropped = np.abs(noisy - first_block).max(axis=1) <= 1e-5
     assert 4 <= dropped.sum() <= 32  # 16 are expected
-    quiet = model.apply({"params": params}, image[:1])
+    quiet = applied(model, params, image[:1])
     np.testing.assert_array_equal(
-        quiet, load("mixer_p8")[2].apply({"params": params}, image[:1], train=True)
+        quiet, applied(load("mixer_p8")[2], params, image[:1], train=True)
     )
 
 

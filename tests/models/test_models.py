@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import below, golden
+from conftest import applied, below, golden
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -52,7 +52,7 @@ def load(tmp_path, name, **overrides):
 @pytest.mark.parametrize("name", VITS + HYBRIDS + GRADS)
 def test_logits_equal_the_published_implementation(name, tmp_path):
     arrays, config, model, params = load(tmp_path, name)
-    logits = model.apply({"params": params}, arrays["inputs"])
+    logits = applied(model, params, arrays["inputs"])
     truth = arrays["logits_f64"]
     assert logits.dtype == jnp.float32 and logits.shape == truth.shape
     assert np.abs(logits - truth).max() <= 1e-5 * np.abs(truth).max() + 2e-5
@@ -95,8 +95,9 @@ def test_scan_and_remat_change_no_number(options, tmp_path):
         logits = model.apply({"params": params}, arrays["inputs"])
         return optax.softmax_cross_entropy(logits, arrays["labels_onehot"]).mean()
 
-    value, grads = jax.value_and_grad(loss)(params, model)
-    other_value, other_grads = jax.value_and_grad(loss)(other_params, other)
+    with_gradients = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    value, grads = with_gradients(params, model)
+    other_value, other_grads = with_gradients(other_params, other)
     assert abs(value - other_value) <= 1e-6
     other_grads = scan_layout.relayout(other_grads, False, np.stack)
     for key, wanted in scan_layout.flatten(grads).items():
@@ -111,17 +112,17 @@ def test_scan_draws_the_same_dropout_and_droppath_masks():
     )
     model = vit_jax.create_model(**sizes, dropout=0.3, droppath=0.3)
     image = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
-    params = model.init(jax.random.key(0), image)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), image)["params"]
     params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (32, 5))
     rngs = {"dropout": jax.random.key(3)}
-    noisy = model.apply({"params": params}, image, train=True, rngs=rngs)
-    scanned = model.clone(scan=True).apply(
-        {"params": scan_layout.stack_blocks(params)}, image, train=True, rngs=rngs
+    noisy = applied(model, params, image, train=True, rngs=rngs)
+    scanned = applied(
+        model.clone(scan=True), scan_layout.stack_blocks(params), image, train=True, rngs=rngs
     )
-    quiet = model.apply({"params": params}, image)
+    quiet = applied(model, params, image)
     np.testing.assert_allclose(noisy, scanned, atol=1e-5)
     assert np.abs(noisy - quiet).max() > 0.1
-    other = model.apply({"params": params}, image, train=True, rngs={"dropout": jax.random.key(4)})
+    other = applied(model, params, image, train=True, rngs={"dropout": jax.random.key(4)})
     assert np.abs(noisy - other).max() > 0.1
 
 
@@ -144,7 +145,7 @@ def test_layer_scale_multiplies_what_the_branches_add(options):
         vit_jax.create_model(**sizes, layer_scale=0.25),
         jax.random.normal(jax.random.key(1), (4, 16, 16, 3)),
     )
-    params = scan_layout.flatten(model.init(jax.random.key(0), image)["params"])
+    params = scan_layout.flatten(jax.jit(model.init)(jax.random.key(0), image)["params"])
     gammas = {name for name in params if "LayerScale" in name}
     assert gammas == {
         f"Transformer/encoderblock_{i}/LayerScale_{part}/gamma" for i in (0, 1) for part in (1, 3)
@@ -161,9 +162,9 @@ def test_layer_scale_multiplies_what_the_branches_add(options):
         block, scale, _ = name.rsplit("/", 2)
         for leaf in ("kernel", "bias"):
             folded[f"{block}/{last[scale]}/{leaf}"] *= params[name]
-    truth = vit_jax.create_model(**sizes).apply({"params": scan_layout.unflatten(folded)}, image)
+    truth = applied(vit_jax.create_model(**sizes), scan_layout.unflatten(folded), image)
     params = scan_layout.relayout(scan_layout.unflatten(params), "scan" in options, jnp.stack)
-    logits = model.clone(**options).apply({"params": params}, image)
+    logits = applied(model.clone(**options), params, image)
     np.testing.assert_allclose(logits, truth, atol=1e-5)
     assert np.abs(truth).max() > 0.1
 
@@ -191,23 +192,28 @@ def test_stochastic_depth_of_one_constant_block_drops_each_branch_at_its_rate():
     )
     model = vit_jax.create_model(**sizes, pool="gap", droppath=0.5, droppath_shape="constant")
     image = jnp.tile(jax.random.normal(jax.random.key(1), (1, 8, 8, 3)), (400, 1, 1, 1))
-    params = model.init(jax.random.key(0), image)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), image)["params"]
     attention = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
     attention["out"] = jax.tree.map(jnp.zeros_like, attention["out"])
-    found = model.apply({"params": params}, image, train=True, rngs={"dropout": jax.random.key(3)})
+    found = applied(model, params, image, train=True, rngs={"dropout": jax.random.key(3)})
     assert len(np.unique(np.round(found, 4), axis=0)) == 2
     kept = np.abs(found - found[0]).max(axis=1) < 1e-4
     assert 0.4 < kept.mean() < 0.6  # 4 standard deviations of 400 coins
-    linear = model.clone(droppath_shape="linear").apply(
-        {"params": params}, image, train=True, rngs={"dropout": jax.random.key(3)}
+    linear = applied(
+        model.clone(droppath_shape="linear"),
+        params,
+        image,
+        train=True,
+        rngs={"dropout": jax.random.key(3)},
     )
-    np.testing.assert_allclose(linear, model.apply({"params": params}, image), atol=1e-6)
+    np.testing.assert_allclose(linear, applied(model, params, image), atol=1e-6)
 
 
 def test_the_head_starts_at_zero_or_as_wide_as_it_is_told():
     for std in (0.0, 0.02):
-        model = vit_jax.create_model("Ti/16", image_size=16, head_std=std)
-        head = model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]["head"]["kernel"]
+        model = vit_jax.create_model("Ti/16", depth=1, image_size=16, head_std=std)
+        params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
+        head = params["head"]["kernel"]
         np.testing.assert_allclose(head.std(), std, rtol=0.02)
 
 
@@ -232,7 +238,7 @@ def test_every_hybrid_has_the_grid_of_its_name():
 @pytest.mark.parametrize("scan", [False, True])
 def test_attention_maps_and_intermediates_are_there_when_asked_for(scan, tmp_path):
     arrays, _, model, params = load(tmp_path, "vit_token_norep", scan=scan)
-    logits, held = model.apply({"params": params}, arrays["inputs"], mutable=["intermediates"])
+    logits, held = applied(model, params, arrays["inputs"], mutable=["intermediates"])
     held = held["intermediates"]
     encoder = held["Transformer"]
     block = encoder["encoderblock"] if scan else encoder["encoderblock_0"]
@@ -244,7 +250,7 @@ def test_attention_maps_and_intermediates_are_there_when_asked_for(scan, tmp_pat
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
     assert np.abs(output - arrays["inter/Transformer/encoderblock_0"]).max() <= 2e-5
     assert np.abs(held["encoded"][0] - arrays["inter/Transformer"]).max() <= 2e-5
-    np.testing.assert_allclose(logits, model.apply({"params": params}, arrays["inputs"]), atol=1e-5)
+    np.testing.assert_allclose(logits, applied(model, params, arrays["inputs"]), atol=1e-5)
 
 
 def test_intermediates_cost_nothing_when_not_asked_for(tmp_path):
@@ -256,7 +262,7 @@ def test_intermediates_cost_nothing_when_not_asked_for(tmp_path):
 
 def test_bfloat16_compute_keeps_float32_parameters_and_stays_close(tmp_path):
     arrays, _, model, params = load(tmp_path, "vit_token_norep", dtype="bfloat16")
-    logits = model.apply({"params": params}, arrays["inputs"])
+    logits = applied(model, params, arrays["inputs"])
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
     assert logits.dtype == jnp.float32
     # 8 bits of mantissa: about 2^-8 relative per operation, a few operations deep.
@@ -283,7 +289,7 @@ def test_map_pooling_equals_big_vision():
         pool="map",
     )
     assert config["pool_type"] == "map"
-    logits = model.apply({"params": scan_layout.unflatten(flat)}, arrays["inputs"])
+    logits = applied(model, scan_layout.unflatten(flat), arrays["inputs"])
     assert np.abs(logits - arrays["logits"]).max() <= 2e-5
 
 
@@ -292,7 +298,7 @@ def test_an_image_of_another_length_is_an_error(tmp_path):
     with pytest.raises(
         UserError, match=r"gives 6 x 6 patch tokens.* \(1, 37, 48\), but .* \(1, 17, 48\)"
     ):
-        model.apply({"params": params}, np.zeros((1, 48, 48, 3)))
+        applied(model, params, np.zeros((1, 48, 48, 3)))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.special
+from conftest import applied
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -115,9 +116,9 @@ def test_every_kind_equals_the_formula_looped_and_scanned(kind, place):
         [forward(one.astype(np.float64), double, place, model.grid) for one in image]
     )
     with jax.default_matmul_precision("highest"):
-        looped = model.apply({"params": params}, image)
-        scanned = model.clone(scan=True, remat="full").apply(
-            {"params": scan_layout.stack_blocks(params)}, image
+        looped = applied(model, params, image)
+        scanned = applied(
+            model.clone(scan=True, remat="full"), scan_layout.stack_blocks(params), image
         )
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(looped, expected, atol=2e-5)
@@ -156,7 +157,8 @@ def test_gradients_reach_every_position_embedding(kind, place):
     model = vit_jax.create_model(posemb=kind, posemb_at=place, **SIZES)
     params = noisy(model)
     image = np.random.default_rng(3).uniform(-1, 1, (1, 8, 12, 3)).astype(np.float32)
-    grads = scan_layout.flatten(jax.grad(lambda p: model.apply({"params": p}, image).sum())(params))
+    loss = lambda p: model.apply({"params": p}, image).sum()  # noqa: E731
+    grads = scan_layout.flatten(jax.jit(jax.grad(loss))(params))
     rows = {
         name: leaf for name, leaf in grads.items() if "pos_embedding" in name or "relative" in name
     }

@@ -18,7 +18,8 @@ from test_vtab import SMALL
 from comparisons import sprites
 from vit_jax.data.sources.vtab_tasks import VTAB
 
-pytestmark = pytest.mark.slow
+# One worker runs both, as they share the data.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vtab_whole")]
 
 
 @pytest.fixture(scope="module")

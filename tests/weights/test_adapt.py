@@ -551,7 +551,7 @@ def test_naming_the_pooling_that_the_weights_have_changes_nothing(tmp_path):
     folder = golden_folder(tmp_path, "timm_gap")
     expected = np.load(folder / "expected.npz")
     model, params = vit_jax.from_pretrained(folder, pool="gap")
-    logits = model.apply({"params": params}, expected["image"])
+    logits = applied(model, params, expected["image"])
     assert model.class_token and np.abs(logits - expected["logits"]).max() <= 2e-5
 
 
