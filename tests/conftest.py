@@ -1,6 +1,7 @@
 """Eight fake CPU devices for every test, and golden data."""
 
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -23,6 +24,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import numpy as np
 import pytest
+
+gc.set_threshold(100_000, 50, 100)  # tracing makes many objects, and the search for garbage slow
 
 ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests/golden"

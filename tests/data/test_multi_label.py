@@ -82,7 +82,8 @@ def test_any_label_is_correct_and_none_does_not_count():
 def test_several_labels_train_and_are_evaluated(listed, tiny, tmp_path):
     arguments = [f"--config={tiny}", f"--config.data.name={listed}", "--config.data.batch_size=8"]
     arguments += ["--config.total_steps=30", "--config.loss=sigmoid_xent", "--config.optim.lr=0.01"]
-    arguments += ["--config.evals.val.data.split=train"]
+    arguments += ["--config.evals.val.data.split=train", "--config.evals.val.every=0"]
+    arguments += ["--config.checkpoint.every=0"]
     assert train.main([*arguments, f"--workdir={tmp_path}/run"]) == 0
     last = metric_lines(tmp_path / "run")[-1]
     assert last["eval/val/count"] == 3 and last["eval/val/top1"] >= 2 / 3

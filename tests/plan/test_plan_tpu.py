@@ -182,10 +182,9 @@ def test_a_search_prints_the_best_with_lines_to_paste():
     assert again.plan["step_ms"] == pytest.approx(done.plan["step_ms"])
 
 
-@pytest.mark.parametrize(("extents", "chips"), [("8x8", 64), ("16x16", 256)])
-def test_the_cost_of_a_chip_does_not_grow_with_the_pod(extents, chips):
+def test_the_cost_of_a_chip_does_not_grow_with_the_pod():
     small = planned(EIGHT)
-    done = planned(f"--topology=v5e:{extents}", f"--config.data.batch_size={8 * chips}")
+    done = planned("--topology=v5e:16x16", f"--config.data.batch_size={8 * 256}")
     estimate = [plan["step_ms"]["compute_estimate"] for plan in (done.plan, small.plan)]
     assert estimate[0] == pytest.approx(estimate[1], rel=0.02)
     assert 0.5 < done.sent("all-reduce") / small.sent("all-reduce") < 2

@@ -150,10 +150,9 @@ def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
 
 
 def test_a_profile_is_written_on_request(tiny, tmp_path):
-    assert (
-        run(tiny, tmp_path / "run", "--config.profile.first_step=3", "--config.profile.num_steps=2")
-        == 0
-    )
+    arguments = ["--config.profile.first_step=3", "--config.profile.num_steps=2"]
+    arguments += ["--config.total_steps=5", "--config.checkpoint.every=0"]
+    assert run(tiny, tmp_path / "run", *arguments) == 0
     traces = list((tmp_path / "run/profile").rglob("*.xplane.pb"))
     assert traces and traces[0].stat().st_size > 1000
 
@@ -497,6 +496,7 @@ def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_
         f"--config.data.name={train_on}",
         "--config.data.batch_size=24",
         "--config.total_steps=40",
+        "--config.checkpoint.every=0",
     ]
     arguments += [
         "--config.data.crop=resize",

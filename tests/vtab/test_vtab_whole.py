@@ -11,26 +11,20 @@ import time
 
 import mocked_tfds
 import pytest
-import tensorflow as tf
 from conftest import ROOT
 from test_vtab import SMALL
 
 from comparisons import sprites
 from vit_jax.data.sources.vtab_tasks import VTAB
 
-# One worker runs both, as they share the data.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vtab_whole")]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A config for a tiny model, the mocked data sets, and sprites."""
-    where = tmp_path_factory.mktemp("whole")
-    (where / "small.py").write_text(SMALL.format(root=str(ROOT)))
-    tf.config.set_visible_devices([], "GPU")
-    mocked_tfds.main(str(where / "data"))
-    sprites.write(str(where / "data"))
-    return where
+@pytest.fixture
+def folder(tmp_path):
+    """Has a config for a tiny model."""
+    (tmp_path / "small.py").write_text(SMALL.format(root=str(ROOT)))
+    return tmp_path
 
 
 def start(where, command: str, *arguments, workdir: str = "") -> subprocess.Popen:
@@ -47,6 +41,8 @@ def results(where, workdir: str) -> dict:
 
 
 def test_all_tasks_run_and_a_kill_in_the_seventh_changes_no_number(folder):
+    mocked_tfds.main(str(folder / "data"))
+    sprites.write(str(folder / "data"))
     run = start(folder, "run", workdir="killed")
     tasks = folder / "killed" / "tasks"
     while not tasks.exists() or len(list(tasks.glob("*.json"))) < 12:
@@ -78,6 +74,8 @@ def test_all_tasks_run_and_a_kill_in_the_seventh_changes_no_number(folder):
 
 
 def test_two_processes_share_the_tasks_and_give_the_same(folder):
+    for name in ("dtd:3.0.1", "kitti:3.1.0", "smallnorb:2.0.0"):
+        mocked_tfds.write(name, str(folder / "data"), mocked_tfds.COUNTS[name])
     # Three tasks with two seeds each: each process does one seed of the second task.
     names = "dtd,kitti_closest_vehicle_distance,smallnorb_label_azimuth"
     command = [
