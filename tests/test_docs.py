@@ -161,8 +161,12 @@ def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
     assert "non-standard" in (tmp_path / "run/vtab.md").read_text()
 
 
+DATA = [command for command in COMMANDS if "vit_jax.data " in command]
+BENCHMARKS = [command for command in COMMANDS if "vit_jax.benchmark " in command]
+
+
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if "vit_jax.data " in c or "vit_jax.benchmark " in c]
+    "command", [*DATA, *(pytest.param(command, marks=pytest.mark.slow) for command in BENCHMARKS)]
 )
 def test_data_commands_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -178,7 +178,6 @@ def test_the_lowered_step_has_its_sharding_constraints(trained):
     """
     found = constraints(trained("mesh.data=2 mesh.fsdp=2 mesh.tensor=2")[2])
     assert found >= 2 * (3 * 5 + 1) + 1
-    assert constraints(trained("", 1)[2]) == 0
 
 
 @pytest.mark.slow

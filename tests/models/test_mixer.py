@@ -156,6 +156,7 @@ def test_droppath_drops_whole_branches_of_single_examples():
     )
 
 
+@pytest.mark.slow
 def test_training_by_its_variant_name(tmp_path):
     (tmp_path / "mixer.py").write_text(TRAINED)
     assert train.main([f"--config={tmp_path}/mixer.py", f"--workdir={tmp_path}/run"]) == 0

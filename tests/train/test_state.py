@@ -69,6 +69,7 @@ def test_a_branch_is_continued_from_its_own_checkpoints(trunk, tmp_path):
     assert before and not (tmp_path / "branch/checkpoints/damaged_12").exists()
 
 
+@pytest.mark.slow
 def test_a_branch_may_have_another_layer_layout_and_mesh(trunk, tmp_path):
     tiny, workdir = trunk
     other = ["--config.model.scan=True", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
