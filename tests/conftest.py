@@ -31,6 +31,15 @@ ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests/golden"
 
 
+# The files with the longest tests.
+LONGEST = ("test_docs.py", "test_processes.py", "test_vtab_whole.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest tests begin first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def index_folder(tmp_path_factory):
     """Keeps the indices of test data out of the user's cache."""
