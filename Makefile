@@ -9,7 +9,7 @@ demo: .venv/installed
 
 test: .venv/installed
 	.venv/bin/python -m ruff check .
-	.venv/bin/python -m pytest --numprocesses=2 --dist=worksteal
+	.venv/bin/python -m pytest --numprocesses=3 --dist=worksteal
 
 # Tries to lose a run in a thousand ways, which takes half an hour of two cores.
 faults: .venv/installed
@@ -23,5 +23,5 @@ plans: .venv/installed
 .venv/installed: setup.py pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable '.[dev]'
+	.venv/bin/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@

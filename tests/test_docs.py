@@ -127,6 +127,7 @@ def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
     assert len(lines) == 41 and {line.split(",")[1] for line in lines[1:]} <= {"cats", "dogs"}
 
 
+@pytest.mark.slow
 def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for mocked data of two tasks, and the size of model and images."""
     import mocked_tfds

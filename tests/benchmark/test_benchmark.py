@@ -89,6 +89,7 @@ def rows_of(path) -> dict[tuple[str, str], dict]:
     return {(row["name"], row["unit"]): row for row in json.loads(path.read_text())}
 
 
+@pytest.mark.slow
 def test_the_step_of_several_models(tiny, tmp_path):
     """MFU is what images/s, analytic FLOPs and the measured product make of it."""
     path = tmp_path / "out.json"

@@ -100,30 +100,20 @@ MESHES = {
     "fsdp": "mesh.fsdp=8",
     "all three": "mesh.data=2 mesh.fsdp=2 mesh.tensor=2",
     "tensor": "mesh.tensor=8",
-    "data and fsdp": "mesh.data=4 mesh.fsdp=2",
     "replica": "mesh.replica=2 mesh.data=2 mesh.fsdp=2",
     "zero": "mesh.data=8 mesh.zero=True",
     "zero and fsdp": "mesh.data=4 mesh.fsdp=2 mesh.zero=True",
 }
 
 
-def cases(settings: dict[str, str], fast: tuple[str, ...]) -> list:
-    """Parameters of a test that compiles a step for each: all but the `fast` ones are slow."""
-    return [
-        pytest.param(value, id=name, marks=[] if name in fast else [pytest.mark.slow])
-        for name, value in settings.items()
-    ]
-
-
-@pytest.mark.parametrize("mesh", cases(MESHES, ("zero and fsdp",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_every_mesh_gives_the_losses_and_parameters_of_one_device(trained, mesh):
     assert_same(trained(mesh), trained("", 1), loss=1e-5, params=2e-4)
 
 
 SAVINGS = {
-    "scan": "model.scan=True",
     "remat dots": "model.remat=dots",
-    "remat full": "model.remat=full",
     "remat by name": "model.remat=names",
     "scan and remat by name": "model.scan=True model.remat=names",
     "scan and remat full": "model.scan=True model.remat=full",
@@ -131,7 +121,8 @@ SAVINGS = {
 }
 
 
-@pytest.mark.parametrize("saving", cases(SAVINGS, ("scan and remat by name",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("saving", SAVINGS.values(), ids=SAVINGS)
 def test_every_way_to_save_memory_gives_the_same_numbers(trained, saving):
     found = trained(f"{saving} mesh.data=2 mesh.fsdp=2 mesh.tensor=2")
     assert_same(found, trained("", 1), loss=1e-5, params=2e-4)

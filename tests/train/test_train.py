@@ -133,6 +133,7 @@ def test_mesh_scan_remat_and_accumulation_may_change_between_resumes(done, tmp_p
         )
 
 
+@pytest.mark.slow
 def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
     arguments = [
         "--config.checkpoint.every=1",
@@ -393,6 +394,7 @@ def test_a_corrupt_image_is_fatal_with_its_path_or_skipped_and_counted(tiny, tmp
     )
 
 
+@pytest.mark.slow
 def test_skipped_examples_are_listed_once_and_counted_on_after_a_stop(tiny, tmp_path):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -487,6 +489,7 @@ def class_folder(root: pathlib.Path, names: list[str]) -> str:
     return f"folder:{root}"
 
 
+@pytest.mark.slow
 def test_classes_of_evaluation_data_are_matched_by_name_and_the_loss_is_that_of_training(
     tiny, tmp_path, capsys
 ):

@@ -377,6 +377,7 @@ def test_data_that_can_not_be_opened_stop_no_other(small, tmp_path, capsys):
     assert "remove" in "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_setting_is_chosen_on_val200_of_those_that_are_finite(small, tmp_path, monkeypatch):
     asked = []
 
