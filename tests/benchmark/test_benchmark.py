@@ -139,6 +139,7 @@ def test_wrong_arguments_of_step_are_one_line(arguments, message, tiny, capsys):
     assert message in last_error(capsys)
 
 
+@pytest.mark.slow
 def test_saving_and_restoring(tiny, tmp_path, capsys):
     path, folder = tmp_path / "out.json", tmp_path / "saved"
     arguments = ["checkpoint", f"--config={tiny}", f"--json={path}", f"--folder={folder}"]

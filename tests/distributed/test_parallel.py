@@ -160,6 +160,7 @@ def constraints(text: str) -> int:
     return len(compilation.CONSTRAINT.findall(text))
 
 
+@pytest.mark.slow
 def test_the_lowered_step_has_its_sharding_constraints(trained):
     """Without a current mesh they vanish silently, and fsdp gathers activations instead of
     parameters.

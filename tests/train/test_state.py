@@ -38,6 +38,7 @@ def trunk(tmp_path_factory):
     return str(folder / "tiny.py"), folder / "run"
 
 
+@pytest.mark.slow
 def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(trunk, tmp_path):
     """The trunk's learning rate is that of a run with a cooldown until this begins: from there on
     all bits agree.

@@ -175,6 +175,7 @@ def test_masked_examples_do_not_count():
     assert difference(one.params, whole.params) > 1e-4
 
 
+@pytest.mark.slow
 def test_microbatches_on_eight_devices_give_the_loss_of_one():
     """With dropout, in blocks that are scanned; test_parallel.py has all meshes."""
     options = dict(

@@ -211,6 +211,7 @@ def test_damaged_weights_are_not_loaded(done, tmp_path):
         vit_jax.from_pretrained(tmp_path / "12")
 
 
+@pytest.mark.slow
 def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
     tiny, workdir = done
     still = ["--config.total_steps=1", "--config.optim.warmup_steps=0", "--config.optim.lr=1e-12"]

@@ -132,6 +132,7 @@ def tuned(config, classes: int, head: int, steps: int):
         return jax.device_get(tuner.train(data, trainer.Setting(0.05, steps, 7)))
 
 
+@pytest.mark.slow
 def test_classes_that_a_task_does_not_have_change_nothing(small):
     config = load(small, "--config.model.dtype=float32", "--config.optim.momentum_dtype=float32")
     exact = tuned(config, 5, 5, 6)
