@@ -81,6 +81,7 @@ def test_features_are_what_the_head_reads(photos, weights, tmp_path):
     np.testing.assert_allclose(found["features"], wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_class_names_and_the_kind_of_loss_come_from_the_checkpoint(tiny, photos, tmp_path, capsys):
     arguments = [f"--config={tiny}", "--config.total_steps=2", "--config.loss=sigmoid_xent"]
     assert train.main([*arguments, f"--workdir={tmp_path}/run"]) == 0

@@ -472,6 +472,7 @@ writer.write(target(sys.argv[1]), splits, AS_IT_IS, 2)
 """
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_after_a_kill(tmp_path, small_shards):
     command = [sys.executable, "-c", KILLED, str(tmp_path / "a")]
     killed = subprocess.run(command, env=os.environ | dict(PYTHONPATH=os.pathsep.join(sys.path)))
