@@ -7,6 +7,7 @@ PYTHON ?= python3
 demo: .venv/installed
 	.venv/bin/python -m vit_jax.demo
 
+# Three workers keep two cores busy while some of the tests wait for other processes.
 test: .venv/installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m pytest --numprocesses=3 --dist=worksteal
@@ -20,6 +21,7 @@ plans: .venv/installed
 	.venv/bin/python -m pip install --quiet --editable '.[dev,plan]'
 	.venv/bin/python -m vit_jax.plan.pods_page --out=docs/pods.md
 
+# Without --no-compile, pip spends half of its time on modules that are never imported.
 .venv/installed: setup.py pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip

@@ -135,24 +135,28 @@ def test_a_bare_import_brings_nothing_heavy():
 
 def test_help_works_without_tensorflow():
     code = """
+import runpy
 import sys
 sys.modules["tensorflow"] = None
-from vit_jax.__main__ import COMMANDS, main
-for name in COMMANDS:
+names = sys.argv[1:]
+sys.argv = ["x", "--help"]
+for name in names:
     try:
-        main([name, "--help"])
+        runpy.run_module(f"vit_jax.{name}", run_name="__main__")
     except SystemExit as end:
         assert not end.code, name
 """
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *COMMANDS],
         capture_output=True,
         text=True,
         cwd=PACKAGE.parent,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert all(f"usage: vit_jax.{name}" in done.stdout for name in COMMANDS)
+    texts = done.stdout.split("usage: vit_jax.")[1:]
+    assert [text.split()[0] for text in texts] == list(COMMANDS)
+    assert all("--" in text for text in texts)
 
 
 def test_the_layers_name_what_stands_at_the_root_of_the_package():
