@@ -17,7 +17,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a folder (or file at the root) imports those above it in this list, and
 # itself. Commands that are in one row do not import each other.
 LAYERS = (
-    ("errors", "objects"),
+    ("errors",),
+    ("objects",),
+    ("spool",),
     ("config",),
     ("cli",),
     ("distributed",),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax import errors
+from vit_jax import errors, spool
 from vit_jax.errors import Preempted, UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -199,11 +199,17 @@ def make_handler(handler: logging.Handler, form: str, level: int) -> logging.Han
 
 
 @contextlib.contextmanager
-def logging_to(workdir: epath.Path | None):
+def logging_to(workdir: epath.Path | None, every_s: float = spool.EVERY_S):
     """Sends the project's log to stderr, and to log.txt in `workdir` if there is one.
 
     In a job of several processes, all but process 0 write logs/process_I.txt instead, and only
     warnings to stderr.
+
+    Args:
+      every_s: the fewest seconds between two writes of a file that grows, if it is on a store.
+
+    Yields:
+      The growing files of the workdir, or None without one.
     """
     index = process_index()
     form = "%(asctime)s %(levelname).1s %(message)s"
@@ -214,13 +220,14 @@ def logging_to(workdir: epath.Path | None):
     level = logging.WARNING if index else logging.INFO
     root.handlers[:] = [make_handler(StderrHandler(), stderr_form, level)]
     with contextlib.ExitStack() as stack:
+        files = None
         if workdir is not None:
-            path = log_path(workdir, index or 0)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("a"))
+            files = spool.open_files(workdir, every_s)
+            stack.callback(files.close)
+            file = stack.enter_context(files.path(log_name(index or 0)).open("a"))
             root.addHandler(make_handler(FileHandler(file), form, logging.INFO))
         try:
-            yield
+            yield files
         except Exception as error:
             # On a stderr that many processes share it would be hard to find.
             if index is not None and not isinstance(error, Preempted):
@@ -231,5 +238,5 @@ def logging_to(workdir: epath.Path | None):
             root.handlers[:] = root.handlers[:1]
 
 
-def log_path(workdir: epath.Path, process: int) -> epath.Path:
-    return workdir / "logs" / f"process_{process}.txt" if process else workdir / "log.txt"
+def log_name(process: int) -> str:
+    return f"logs/process_{process}.txt" if process else "log.txt"

@@ -85,9 +85,9 @@ def trial_config(config, lr: float, share: str):
 
 def run(config, folder: epath.Path) -> dict[str, float]:
     """Trains in `folder`, or continues there; returns the last value of every metric."""
-    with cli.logging_to(workdir.make(str(folder))):
-        loop.train(config, folder)
-    lines = metrics.read_lines(folder / "metrics.jsonl")
+    with cli.logging_to(workdir.make(str(folder)), config.flush_every_s) as files:
+        loop.train(config, folder, files)
+        lines = metrics.read_lines(files.path("metrics.jsonl"))
     return {key: value for line in lines for key, value in line.items()}
 
 

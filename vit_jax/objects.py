@@ -1,5 +1,5 @@
-"""Objects on a store (gs://, s3://), by TensorStore's client: one request reads a range or writes an
-object, many at once, repeated with growing pauses if the store is busy.
+"""Objects on a store (gs://, s3://), by TensorStore's client: one request reads a range or writes
+an object, many at once, repeated with growing pauses if the store is busy.
 """
 
 import functools

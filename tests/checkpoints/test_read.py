@@ -13,6 +13,7 @@ import ml_collections
 import pytest
 from conftest import metric_lines
 
+from vit_jax import spool
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import UserError
@@ -140,7 +141,8 @@ def test_more_than_the_memory_is_not_restored(tmp_path, monkeypatch):
 
 def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
     """A limit on the size of files, in the middle of a line, stands in for a full disk."""
-    with metrics.MetricWriter(checkpoint.absolute(tmp_path), 0) as writer:
+    files = spool.LocalFiles(checkpoint.absolute(tmp_path))
+    with metrics.MetricWriter(files, 0) as writer:
         writer.write(1, {"a": 0.1})
         writer.tensorboard.flush()
         (tmp_path / "metrics.jsonl").write_text(

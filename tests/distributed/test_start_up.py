@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from vit_jax import config as configs
-from vit_jax.distributed import preflight, processes, watchdog
+from vit_jax.distributed import preflight, processes, waits
 from vit_jax.errors import UserError
 
 slow = pytest.mark.slow
@@ -294,7 +294,7 @@ def test_a_wrong_stall_timeout_is_named(monkeypatch):
     monkeypatch.setenv("VIT_JAX_STALL_TIMEOUT", "never")
     message = "VIT_JAX_STALL_TIMEOUT=never in the environment is not a number of seconds"
     with pytest.raises(UserError, match=message):
-        watchdog.stall_timeout()
+        waits.stall_timeout()
 
 
 @slow

@@ -11,6 +11,7 @@ from conftest import TINY, last_error
 from jax.sharding import Mesh
 
 from vit_jax import config as configs
+from vit_jax import spool
 from vit_jax.distributed import hardware
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError
@@ -793,5 +794,6 @@ def test_the_plan_compiles_the_very_step_that_training_runs(tiny, tmp_path, monk
 
     monkeypatch.setattr(loop, "compile_meanwhile", spy)
     with pytest.raises(Lowered) as lowered:
-        loop.train(config, loop.workdir.make(str(tmp_path / "run")))
+        folder = loop.workdir.make(str(tmp_path / "run"))
+        loop.train(config, folder, spool.LocalFiles(folder))
     assert str(lowered.value) == expected

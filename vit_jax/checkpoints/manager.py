@@ -17,6 +17,7 @@ from vit_jax.checkpoints import checksums
 from vit_jax.checkpoints.read import Unreachable, read_meta, read_state, silence_late_io
 from vit_jax.checkpoints.retrying import RetryingSaves
 from vit_jax.distributed import messages
+from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class Checkpointer:
         if config.keep_every:
             preserved.append(policies.EveryNSteps(config.keep_every))
         policy = policies.AnyPreservationPolicy(preserved)
-        self.saves = RetryingSaves(self.folder, policy, config.max_failures)
+        with waiting(f"the checkpoints in {self.folder} to be listed"):
+            self.saves = RetryingSaves(self.folder, policy, config.max_failures)
         if config.keep_best:
             for step in self.saves.manager.all_steps():
                 with contextlib.suppress(UserError):  # a damaged one is reported by `restore`
@@ -125,7 +127,8 @@ class Checkpointer:
         for number, step in enumerate(steps):
             layout = functools.partial(layout_of, make_abstract, step)
             try:
-                state = read_state(self.folder / str(step), layout)
+                with waiting(f"checkpoint {step} to be read"):
+                    state = read_state(self.folder / str(step), layout)
             except Unreachable:
                 raise
             except UserError as error:

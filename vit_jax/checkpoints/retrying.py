@@ -14,6 +14,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.options import AsyncOptions, MultiprocessingOptions
 
 from vit_jax.distributed import messages
+from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,10 @@ class RetryingSaves:
         """Starts a save; call `wait` before."""
         self.step = step
         try:
-            if self.manager is None:
-                self.manager = self.open()
-            self.manager.save(step, args=items, force=True)
+            with waiting(f"the save of step {step} to begin"):
+                if self.manager is None:
+                    self.manager = self.open()
+                self.manager.save(step, args=items, force=True)
         except Exception as error:  # of Orbax, TensorStore or the store
             self.record(error)
         self.poll()
@@ -104,7 +106,8 @@ class RetryingSaves:
             return True
         try:
             if self.problem is None:
-                self.manager.wait_until_finished()
+                with waiting(f"the save of step {self.step}"):
+                    self.manager.wait_until_finished()
         except Exception as error:
             self.record(error)
         step, problem = self.step, self.problem
@@ -165,7 +168,7 @@ class RetryingSaves:
     def close(self) -> None:
         """Ends the save in progress; one that fails now was reported before."""
         if self.manager is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), waiting("the last save to end"):
                 self.manager.close()
         self.manager = None
 

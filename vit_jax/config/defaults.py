@@ -65,6 +65,8 @@ RUN = dict(
     cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
+                      within=(1.0, 3600.0), resume=True, per_host=True),
     max_skipped=key(10, "updates skipped in a row, because loss or gradients are not finite, that "
                     "end the run", within=COUNT, resume=True),
 )

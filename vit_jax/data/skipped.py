@@ -6,9 +6,9 @@ import json
 import logging
 
 import jax
-from etils import epath
 
 from vit_jax.errors import one_line
+from vit_jax.spool import Files
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Skipped(dict):
         self.path = None
         self.use = ""
 
-    def list_in(self, folder: epath.Path, use: str) -> None:
+    def list_in(self, files: Files, use: str) -> None:
         """Lists them in skipped.jsonl of a workdir; processes other than the leader write
         logs/skipped_I.jsonl.
 
@@ -29,7 +29,7 @@ class Skipped(dict):
         """
         index = jax.process_index()
         name = f"logs/skipped_{index}.jsonl" if index else "skipped.jsonl"
-        self.path = folder / name
+        self.path = files.path(name)
         self.use = use
         if not self.path.exists():
             return

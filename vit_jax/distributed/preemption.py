@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-
-class Interrupted(Exception):
-    """An evaluation was cut short because the run should save and stop."""
+from vit_jax.distributed import waits
+from vit_jax.distributed.waits import Interrupted
 
 
 class SaveRequest:
@@ -27,6 +26,7 @@ class SaveRequest:
 
     def _on_signal(self, number, frame) -> None:
         self.received = True
+        waits.waits.stop_requested = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def due(self) -> bool:
@@ -40,9 +40,20 @@ class SaveRequest:
             self.received = multihost_utils.reached_preemption_sync_point(self.num_calls)
         return self.received
 
-    def until_due(self, items: Iterable) -> Iterator:
-        """Yields the items; raises Interrupted when the run should save and stop."""
-        for item in items:
+    def each(self, what: str, items: Iterable) -> Iterator:
+        """Yields the items; `what` they are is said if one is long in coming.
+
+        Raises:
+          Interrupted: SIGTERM came during a wait, to the only process; several would have to agree.
+          NegativeResult: an item did not come within `waits.stall_timeout()`.
+        """
+        return waits.each(what, items, lambda: self.received)
+
+    def until_due(self, what: str, items: Iterable) -> Iterator:
+        """Like `each`, and raises Interrupted between items, too, when the run should save and
+        stop.
+        """
+        for item in self.each(what, items):
             if self.due():
                 raise Interrupted
             yield item

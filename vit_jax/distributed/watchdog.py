@@ -17,6 +17,7 @@ from jax._src.distributed import global_state  # no public API exposes the key-v
 from vit_jax import cli, errors
 from vit_jax.distributed import messages, processes
 from vit_jax.distributed.messages import is_multiprocess
+from vit_jax.distributed.waits import STALL_TIMEOUT, stall_timeout, waits
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ PING = "vit_jax/ping"
 POLL_S = 2  # how often a process looks for a failure of another one
 LINGER_S = 6  # process 0 ends this much later than the others: when it ends, JAX ends them
 PING_S = 5  # how long processes have to answer before they count as dead
-STALL_TIMEOUT = "VIT_JAX_STALL_TIMEOUT"
+GRACE_S = 30  # for a wait that is too long to end by itself
 # In the errors of computations whose partner died, on CPUs, GPUs and TPUs.
 LOST = re.compile("Gloo|NCCL|UNAVAILABLE|[Cc]onnection (reset|closed|refused)|peer")
 
@@ -64,12 +65,6 @@ def each(items: Iterable, what: str) -> Iterator:
         yield item
 
 
-def stall_timeout() -> int:
-    """Seconds without progress after which a job of several processes ends."""
-    # Longer than messages.PATIENCE_S, after which waiting processes end with a better message.
-    return processes.seconds_from_environment(STALL_TIMEOUT, "2400")
-
-
 def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
     """`cli.run` for a command of several processes: one that fails tells the others, and all end.
 
@@ -82,7 +77,8 @@ def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
         if not jax.distributed.is_initialized():
             raise
         code = log_exception()
-    if code not in (0, errors.Preempted.exit_code) and jax.distributed.is_initialized():
+    failed = code not in (0, errors.Preempted.exit_code)
+    if waits.was_abandoned or (failed and jax.distributed.is_initialized()):
         exit_now(code)
     return code
 
@@ -90,7 +86,7 @@ def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
 def run_watched(main: Callable[[], None]) -> None:
     """Runs `main`, watched by a thread, and reports the error with which it fails."""
     try:
-        with watching(stall_timeout()):
+        with watching(stall_timeout()), speaking():
             main()
     except errors.Preempted:  # all processes stop at the same step
         raise
@@ -195,6 +191,31 @@ def watching(stall_s: int) -> Iterator[None]:
         end()
         raise
     end()
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[None]:
+    """Says what the main thread waits for, if that takes long."""
+    over = threading.Event()
+    threading.Thread(target=speak_of_waits, args=(over,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def speak_of_waits(over: threading.Event) -> None:
+    """Logs long waits, and ends this process if one hangs in a library and can't end by itself."""
+    while not over.wait(POLL_S):
+        wait = waits.current
+        if wait is None:
+            continue
+        wait.speak(waits.stop_requested)
+        if wait.seconds > stall_timeout() + GRACE_S:
+            error = wait.too_long()
+            report_failure(error)
+            print(f"error: {error}", file=sys.stderr)
+            exit_now(error.exit_code)
 
 
 def watch(stall_s: int, over: threading.Event) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
-from etils import epath
 
-from vit_jax.distributed import sharding, watchdog
+from vit_jax.distributed import sharding, waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
+from vit_jax.spool import Files
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -55,14 +55,14 @@ class Evaluation:
 class Splits:
     """Opens the splits of evaluations; what several evaluations read is opened and cached once."""
 
-    def __init__(self, config, mesh, class_names, num_classes: int, folder: epath.Path | None):
+    def __init__(self, config, mesh, class_names, num_classes: int, files: Files | None):
         from vit_jax.data import eval_cache
 
         self.config = config
         self.mesh = mesh
         self.class_names = class_names
         self.num_classes = num_classes
-        self.folder = folder
+        self.files = files
         self.cache = eval_cache.EvalCache(config.data.eval_cache_gib)
         self.opened: dict[tuple, Split] = {}
 
@@ -106,8 +106,8 @@ class Splits:
         rows = sharding.local_rows(self.mesh, size)
         common = (config.image_size, config.data.on_corrupt, config.data.threads)
         host = pipeline.eval_pipeline(data, source, rows, size, *common)
-        if self.folder is not None:
-            host.skipped.list_in(self.folder, use)
+        if self.files is not None:
+            host.skipped.list_in(self.files, use)
         decoded = self.cache.batches(host)
 
         def batches() -> Iterator[dict]:
@@ -118,15 +118,15 @@ class Splits:
 
 
 def open_all(
-    config, mesh, class_names: tuple[str, ...], num_classes: int, folder: epath.Path | None = None
+    config, mesh, class_names: tuple[str, ...], num_classes: int, files: Files | None = None
 ) -> dict[str, Evaluation]:
     """Opens the data of every entry of `config.evals`.
 
     Args:
       class_names, num_classes: of the model; the classes of a classification are matched with them.
-      folder: where skipped examples are listed.
+      files: of the workdir, where skipped examples are listed.
     """
-    splits = Splits(config, mesh, class_names, num_classes, folder)
+    splits = Splits(config, mesh, class_names, num_classes, files)
     opened = {}
     for name, entry in config.evals.items():
         use = f"evals.{name}"
@@ -160,18 +160,20 @@ def run(
     steps: Steps,
     params,
     wanted: Callable[[str], bool],
-    until: Callable = iter,
+    until: Callable = waits.each,
 ) -> dict[str, float]:
     """Runs evaluations and returns their metrics, "eval/NAME/top1" and so on.
 
     Args:
       wanted: f(name), whether to run an evaluation.
-      until: f(batches) -> batches; may end early, by an exception.
+      until: f(what, batches) -> batches; may end early, by an exception.
     """
     collected: dict[tuple, features.Features] = {}
 
     def batches_of(name: str, split: Split) -> Iterator[dict]:
-        return until(watchdog.each(split.batches(), f"evaluation {name}"))
+        return until(
+            f"a batch of evaluation {name}", watchdog.each(split.batches(), f"evaluation {name}")
+        )
 
     def features_of(name: str, split: Split) -> features.Features:
         if split.key not in collected:

@@ -32,8 +32,8 @@ def work(args) -> None:
         raise UserError("--workdir is missing: say where the run writes, such as --workdir=DIR")
     runtime.start()
     folder = workdir.make(args.workdir)
-    with cli.logging_to(folder):
-        loop.train(args.config, folder)
+    with cli.logging_to(folder, args.config.flush_every_s) as files:
+        loop.train(args.config, folder, files)
 
 
 COMMAND = cli.Command(

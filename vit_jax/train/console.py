@@ -4,7 +4,6 @@ import logging
 import re
 
 import jax
-from etils import epath
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,6 +15,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from vit_jax.spool import Files
 from vit_jax.train import metrics
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ class ProgressBar:
         self.bar.stop()
 
 
-def evaluations(workdir: epath.Path) -> list[tuple[str, str]]:
+def evaluations(files: Files) -> list[tuple[str, str]]:
     """For every evaluation of the run, earlier starts included: name, last and best accuracy."""
-    path = workdir / "metrics.jsonl"
+    path = files.path("metrics.jsonl")
     lines = metrics.read_lines(path) if path.exists() else []
     rows = []
     for key in sorted({key for line in lines for key in line if re.fullmatch("eval/.*/top1", key)}):
@@ -103,15 +103,16 @@ def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
     return rows + [(name, duration(seconds)) for name, seconds in totals["paused"].items()]
 
 
-def show_summary(workdir: epath.Path, totals: dict) -> None:
+def show_summary(files: Files, totals: dict) -> None:
     """Shows how the run went: a table on a terminal, lines of the log elsewhere and in log.txt.
 
     Args:
+      files: of the workdir.
       totals: `StepTimer.totals`; without a step there is no summary.
     """
     if not totals["steps"]:
         return
-    rows = summary_rows(totals) + evaluations(workdir)
+    rows = summary_rows(totals) + evaluations(files)
     console = Console(stderr=True)
     live = console.is_terminal and jax.process_index() == 0
     if live:

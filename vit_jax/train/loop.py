@@ -13,10 +13,12 @@ from etils import epath
 from vit_jax import config as configs
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, watchdog
+from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, waits, watchdog
 from vit_jax.distributed import mesh as meshes
+from vit_jax.distributed.waits import Interrupted, waiting
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
+from vit_jax.spool import Files
 from vit_jax.train import console, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
@@ -25,12 +27,12 @@ from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 log = logging.getLogger("vit_jax.train")
 
 
-def train(config, folder: epath.Path) -> None:
-    """The whole of a run, which writes to `folder`."""
+def train(config, folder: epath.Path, files: Files) -> None:
+    """The whole of a run, which writes to `folder`; `files`: what grows there."""
     source = open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     experiment = Experiment.build(config, catalog.found(config, source), mesh)
-    evaluations = open_evaluations(experiment, folder)
+    evaluations = open_evaluations(experiment, files)
     workdir.check(folder, config, source.fingerprint)
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
@@ -44,13 +46,14 @@ def train(config, folder: epath.Path) -> None:
         compiling = compile_meanwhile(experiment)
         done, state = states.start_state(experiment, checkpointer)
         workdir.claim(folder, config, source.fingerprint)
-        pipeline = open_pipeline(experiment, source, folder)
-        writer = stack.enter_context(metrics.MetricWriter(folder, done))
+        pipeline = open_pipeline(experiment, source, files)
+        writer = stack.enter_context(metrics.MetricWriter(files, done))
         train_step, timer.compile_s = compiling.result()
         runtime.release_memory()
         loop = Loop(
             experiment=experiment,
             folder=folder,
+            files=files,
             train_step=train_step,
             pipeline=pipeline,
             evaluations=evaluations,
@@ -80,23 +83,25 @@ def open_training_data(config):
     """The training split as a source."""
     from vit_jax.data.sources import open as sources
 
-    return sources.open_training(config.data)
+    with waiting(f"the index of {config.data.name}"):
+        return sources.open_training(config.data)
 
 
-def open_evaluations(experiment: Experiment, folder: epath.Path) -> dict:
+def open_evaluations(experiment: Experiment, files: Files) -> dict:
     config = experiment.config
     facts = experiment.facts
-    return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, folder)
+    with waiting("the data of the evaluations"):
+        return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, files)
 
 
-def open_pipeline(experiment: Experiment, source, folder: epath.Path):
+def open_pipeline(experiment: Experiment, source, files: Files):
     """From the source to batches on the host."""
     from vit_jax.data import pipeline
 
     config = experiment.config
     rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
     host = pipeline.train_pipeline(config, source, rows, experiment.total_steps)
-    host.skipped.list_in(folder, "train")
+    host.skipped.list_in(files, "train")
     return host
 
 
@@ -153,6 +158,7 @@ class Loop:
 
     experiment: Experiment
     folder: epath.Path
+    files: Files
     train_step: Callable  # compiled
     pipeline: object
     evaluations: dict
@@ -179,7 +185,7 @@ class Loop:
         log.info("training from step %d", done)
         with self.bar, self.profiler:
             number, state, step_metrics = self.updates(done, state)
-        console.show_summary(self.folder, self.timer.totals())
+        console.show_summary(self.files, self.timer.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
@@ -188,7 +194,10 @@ class Loop:
 
     def updates(self, done: int, state: step.TrainState) -> tuple[int, step.TrainState, dict]:
         """All updates, or those until a request to stop: (the last one, its state and metrics)."""
-        batches = device_batches(self.experiment, self.pipeline, done)
+        config = self.experiment.config
+        batches = self.request.each(
+            f"a batch of {config.data.name}", device_batches(self.experiment, self.pipeline, done)
+        )
         number = done
         step_metrics = {}
         scalars = {}
@@ -196,7 +205,10 @@ class Loop:
         for number in range(done + 1, self.total_steps + 1):
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
-            batch = self.timer.next_batch(batches)
+            try:
+                batch = self.timer.next_batch(batches)
+            except Interrupted:
+                return self.stop_after(number - 1, done, state, step_metrics)
             state, step_metrics = self.timer.step(self.train_step, state, batch)
             self.bar.advance(number)
             scalars = self.report(number, step_metrics)
@@ -214,6 +226,13 @@ class Loop:
         self.settle(number, state, step_metrics, scalars)
         if stopped:  # the next start continues after this step: what is due here is done here
             self.write(number, scalars | self.evaluate_to_the_end(number, state))
+        return number, state, step_metrics
+
+    def stop_after(self, number: int, done: int, state: step.TrainState, step_metrics: dict):
+        """What `updates` returns after a request to stop during the wait for the next batch."""
+        if number > done and not self.saves_at(number):
+            self.save(number, state, step_metrics, {})
+        self.settle(number, state, step_metrics, {})
         return number, state, step_metrics
 
     def report(self, number: int, step_metrics: dict) -> dict[str, float]:
@@ -239,17 +258,21 @@ class Loop:
 
         try:
             return self.run_evaluations(state, is_due, self.request.until_due), False
-        except preemption.Interrupted:
+        except Interrupted:
             return {}, True
 
     def evaluate_to_the_end(self, number: int, state: step.TrainState) -> dict[str, float]:
-        """The same for the last step before a stop, which no further request cuts short."""
+        """The same for the last step before a stop; only data that do not come cut it short."""
         config = self.experiment.config
 
         def is_due(name: str) -> bool:
             return due(number, config.evals[name].every, self.total_steps)
 
-        return self.run_evaluations(state, is_due, iter)
+        try:
+            return self.run_evaluations(state, is_due, waits.each_soon)
+        except Interrupted:
+            log.warning("step %d is not evaluated: no data came", number)
+            return {}
 
     def run_evaluations(self, state: step.TrainState, is_due: Callable, until: Callable) -> dict:
         """Metrics of the evaluations that are due; `until` passes their batches on."""
@@ -274,6 +297,7 @@ class Loop:
                 "it is not saved, and earlier checkpoints are valid; lower optim.lr"
             )
         with self.timer.paused("checkpoints"):
+            self.writer.deliver()  # no line before a checkpoint is lost
             arrays = states.as_dict(state)
             stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
         self.writer.add(stall)

@@ -11,7 +11,9 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax.distributed.waits import waiting
 from vit_jax.errors import one_line, storage_problem
+from vit_jax.spool import Files
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,9 @@ class MetricWriter:
     If the disk is full, training goes on: lines wait in memory until they can be written.
     """
 
-    def __init__(self, workdir: epath.Path, resumed_step: int):
-        self.path = workdir / "metrics.jsonl"
+    def __init__(self, files: Files, resumed_step: int):
+        """`files`: of the workdir."""
+        self.files = files
         self.is_leader = jax.process_index() == 0
         self.tensorboard = None
         self.waiting = []  # lines that could not be written yet
@@ -58,9 +61,10 @@ class MetricWriter:
         if self.is_leader:
             from clu import metric_writers  # imports TensorFlow
 
+            self.path = files.path("metrics.jsonl")
             rewind(self.path, resumed_step)
             self.tensorboard = metric_writers.create_default_writer(
-                str(workdir), just_logging=False
+                str(files.folder), just_logging=False
             )
 
     def add(self, scalars: dict[str, float]) -> None:
@@ -88,6 +92,12 @@ class MetricWriter:
         except Exception as error:  # of TensorFlow and clu
             self.tensorboard = None
             log.warning("TensorBoard's events can't be written any more: %s", one_line(error)[:160])
+
+    def deliver(self) -> None:
+        """Returns once everything written so far is in the workdir, unless its store fails."""
+        self.to_tensorboard(lambda writer: writer.flush())
+        with waiting(f"{self.files.workdir} to take log and metrics"):
+            self.files.deliver()
 
     def write_waiting(self) -> None:
         size = self.path.stat().length if self.path.exists() else 0

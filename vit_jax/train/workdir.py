@@ -11,6 +11,7 @@ from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import versions
+from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem
 
 
@@ -29,10 +30,11 @@ def make(path: str) -> epath.Path:
             f"--workdir={path} is on a store of unknown kind: use a local path or gs://"
         ) from None
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".write_test_{jax.process_index()}"
-        probe.write_text("ok")
-        probe.unlink()
+        with waiting(f"--workdir={path}"):
+            workdir.mkdir(parents=True, exist_ok=True)
+            probe = workdir / f".write_test_{jax.process_index()}"
+            probe.write_text("ok")
+            probe.unlink()
     except Exception as error:  # every store has errors of its own
         problem = storage_problem(error) or one_line(error)[:160]
         raise UserError(

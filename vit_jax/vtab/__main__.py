@@ -60,7 +60,7 @@ def run(args) -> None:
     # Results are saved task by task, and there is nothing else to save.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(Preempted.exit_code))
     folder = workdir.make(args.workdir)
-    with cli.logging_to(folder):
+    with cli.logging_to(folder, args.config.flush_every_s):
         results = suite.run(args.config, folder, args.names)
         if jax.process_index() == 0:
             report.show(results)

@@ -1,0 +1,115 @@
+"""Waits that take long say so, hear SIGTERM, and end."""
+
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import ROOT, metric_lines
+
+from vit_jax.distributed import waits
+from vit_jax.errors import NegativeResult
+
+
+def test_a_wait_returns_what_comes_and_raises_what_fails():
+    assert waits.call("the sum", sum, [1, 2]) == 3
+    assert list(waits.each("numbers", range(3))) == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        waits.call("a number", lambda: 1 / 0)
+    assert waits.waits.current is None
+
+
+def test_a_wait_ends_on_request_or_after_a_time(monkeypatch):
+    for_ever = threading.Event()
+    monkeypatch.setattr(waits.waits, "was_abandoned", False)
+    with pytest.raises(waits.Interrupted):
+        waits.call("rain", for_ever.wait, should_stop=lambda: True)
+    monkeypatch.setenv("VIT_JAX_STALL_TIMEOUT", "1")
+    with pytest.raises(NegativeResult, match=r"in vain for rain: .*VIT_JAX_STALL_TIMEOUT=SECONDS"):
+        waits.call("rain", for_ever.wait)
+    assert waits.waits.was_abandoned
+    for_ever.set()
+
+
+def test_a_long_wait_says_what_and_since_when_ever_less_often(monkeypatch, caplog):
+    clock = itertools.count(0, 5)
+    monkeypatch.setattr(waits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(logging.getLogger("vit_jax"), "propagate", True)
+    now = next(clock)
+    with waits.waiting("a batch of cifar10") as wait:
+        spoken = []
+        for now in itertools.islice(clock, 32):
+            wait.speak(now > 100)
+            spoken += [(now, record.message) for record in caplog.records]
+            caplog.clear()
+    assert [at for at, text in spoken if text.startswith("waiting for a batch of")] == [
+        20,
+        40,
+        80,
+        160,
+    ]
+    assert spoken[0][1].endswith(f"since {wait.begun_at}, for 20 s; the run gives up after 2400 s")
+    (heard,) = [text for _, text in spoken if "SIGTERM" in text]
+    assert heard.startswith("SIGTERM received while waiting for a batch of cifar10")
+
+
+# The batches after that of STEP never come: the thread that reads them waits for ever.
+STALLED = """
+import sys, time
+from vit_jax.data import pipeline
+from vit_jax.distributed import waits
+from vit_jax.train.__main__ import main
+
+waits.SPEAK_S = 1
+step = int(sys.argv.pop(1))
+batches = pipeline.Pipeline.batches
+
+def stalled(self, start=0):
+    for number, batch in enumerate(batches(self, start), start + 1):
+        while number > step and self.steps == 12:
+            time.sleep(1)
+        yield batch
+
+pipeline.Pipeline.batches = stalled
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(step: int, config: str, workdir, **environment) -> subprocess.Popen:
+    words = [f"--config={config}", f"--workdir={workdir}", "--config.data.prefetch=1"]
+    return subprocess.Popen(
+        [sys.executable, "-c", STALLED, str(step), *words],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_without_data_says_so_hears_sigterm_and_gives_up(tiny, tmp_path):
+    run = start(6, tiny, tmp_path / "run")
+    said = next(line for line in run.stderr if "waiting for a batch of digits since" in line)
+    assert "the run gives up after 2400 s" in said
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 75
+    assert "stopped by SIGTERM at step 6: saved" in err
+    assert (tmp_path / "run/checkpoints/6").exists()
+
+    run = start(9, tiny, tmp_path / "run", VIT_JAX_STALL_TIMEOUT="2")
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 1
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: waited 2 s in vain for a batch of digits: ")
+
+    run = start(12, tiny, tmp_path / "run")
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    assert [line["step"] for line in metric_lines(tmp_path / "run")] == list(range(1, 13))
+    assert json.loads((tmp_path / "run/config.json").read_text())["config"]["total_steps"] == 12

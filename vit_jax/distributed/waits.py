@@ -1,0 +1,147 @@
+"""Waits for data, saves and stores: one that takes long says so, hears SIGTERM, and ends."""
+
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from vit_jax.distributed import processes
+from vit_jax.errors import NegativeResult
+
+log = logging.getLogger(__name__)
+
+STALL_TIMEOUT = "VIT_JAX_STALL_TIMEOUT"
+SPEAK_S = 20  # after which a wait says so; then after twice as long, and so on
+POLL_S = 0.5
+END = object()
+
+
+class Interrupted(Exception):
+    """A wait or an evaluation was cut short because the run should save and stop."""
+
+
+def stall_timeout() -> int:
+    """Seconds after which a run gives up a wait, and a job of several processes that makes no
+    progress ends.
+    """
+    # Longer than messages.PATIENCE_S, after which waiting processes end with a better message.
+    return processes.seconds_from_environment(STALL_TIMEOUT, "2400")
+
+
+class Wait:
+    """What the main thread waits for, and since when."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self.begun = time.monotonic()
+        self.begun_at = time.strftime("%H:%M:%S")
+        self.speaks_after = SPEAK_S
+        self.answered = False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def speak(self, stop_requested: bool) -> None:
+        """Logs a wait that has become long, and that a request to stop was heard; call it from
+        another thread, every few seconds.
+        """
+        if stop_requested and not self.answered:
+            self.answered = True
+            log.warning("SIGTERM received while waiting for %s: the run stops after it", self.what)
+        if self.seconds < self.speaks_after:
+            return
+        self.speaks_after = 2 * self.seconds
+        log.warning(
+            "waiting for %s since %s, for %d s; the run gives up after %d s",
+            self.what,
+            self.begun_at,
+            self.seconds,
+            stall_timeout(),
+        )
+
+    def too_long(self) -> NegativeResult:
+        return NegativeResult(
+            f"waited {self.seconds:.0f} s in vain for {self.what}: see whether the disk, store or "
+            "network hangs; the same command continues from the last checkpoint; to wait longer, "
+            f"set {STALL_TIMEOUT}=SECONDS"
+        )
+
+
+class Waits:
+    """The waits of this process."""
+
+    current: Wait | None = None  # of the main thread
+    stop_requested = False  # by SIGTERM
+    was_abandoned = False  # a thread still waits, which could abort the end of the interpreter
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[Wait]:
+        """Marks the body as a wait for `what`."""
+        outer = self.current
+        self.current = Wait(what)
+        try:
+            yield self.current
+        finally:
+            self.current = outer
+
+
+waits = Waits()
+waiting = waits.waiting
+
+
+def never() -> bool:
+    return False
+
+
+def in_thread(function: Callable, *args) -> concurrent.futures.Future:
+    """Calls a function in a thread that does not keep the process from ending."""
+    future = concurrent.futures.Future()
+
+    def work():
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def call(what: str, function: Callable, *args, should_stop: Callable[[], bool] = never):
+    """The result of a function that waits for `what` and may wait for ever.
+
+    Raises:
+      Interrupted: `should_stop` became true first.
+      NegativeResult: there is no result within `stall_timeout()`.
+    """
+    with waiting(what) as wait:
+        future = in_thread(function, *args)
+        while not future.done():
+            concurrent.futures.wait([future], POLL_S)
+            if future.done():
+                break
+            if should_stop():
+                waits.was_abandoned = True
+                raise Interrupted
+            if wait.seconds > stall_timeout():
+                waits.was_abandoned = True
+                raise wait.too_long()
+    return future.result()
+
+
+def each_soon(what: str, items: Iterable) -> Iterator:
+    """Like `each`, for little time: raises Interrupted if an item takes longer than SPEAK_S."""
+    return each(what, items, lambda: waits.current.seconds > SPEAK_S)
+
+
+def each(what: str, items: Iterable, should_stop: Callable[[], bool] = never) -> Iterator:
+    """Yields the items; `call` says what ends a wait for one of them."""
+    iterator = iter(items)
+    while True:
+        item = call(what, next, iterator, END, should_stop=should_stop)
+        if item is END:
+            return
+        yield item
