@@ -124,20 +124,19 @@ class Spool:
         return {name: now for name, now in found.items() if self.sent.get(name) != now}
 
     def send_changed(self) -> None:
-        """One request per changed file, all at once; what fails is sent the next time."""
-        changed = self.changed()
+        """One request per changed file; what fails is sent the next time."""
         problem = None
-        writes = {}
-        for name in changed:
-            bucket, key = objects.locate(f"{self.workdir}/{name}")
-            writes[name] = bucket.write(key, (self.folder / name).read_bytes())
-        for name, write in writes.items():
+        for name, now in self.changed().items():
             try:
-                write.result()
-                self.sent[name] = changed[name]
+                self.write(name)
+                self.sent[name] = now
             except Exception as error:  # every store has errors of its own
                 problem = f"{self.workdir}/{name} can't be written ({one_line(error)[:160]})"
         self.report(problem)
+
+    def write(self, name: str) -> None:
+        bucket, key = objects.locate(f"{self.workdir}/{name}")
+        bucket.write(key, (self.folder / name).read_bytes()).result()
 
     def report(self, problem: str | None) -> None:
         """Logs when the writing begins to fail, and when it works again."""
