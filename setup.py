@@ -26,6 +26,7 @@ CORE = [
     "tensorflow-datasets>=4.9.10",
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "array_record>=0.5.1",
+    "google-cloud-storage>=2.18",  # Orbax asks with it what kind of bucket a gs:// path is on
     "etils[epath]>=1.13",
     "numpy>=2.0",
     "rich>=13.0",
