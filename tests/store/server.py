@@ -130,7 +130,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_CONNECT(self):  # noqa: N802
+    def do_CONNECT(self):
         self.send_response_only(200)
         self.end_headers()
         self.wfile.flush()
@@ -140,10 +140,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile = self.connection.makefile("wb", 0)
         self.close_connection = False
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         self.serve()
 
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_GET
 
     def serve(self):
         self.body = self.read_body()
