@@ -25,7 +25,7 @@ LAYERS = (
     ("weights", "data"),
     ("evaluate",),
     ("train",),
-    ("plan", "vtab", "finetune", "figures", "convert", "predict"),
+    ("plan", "vtab", "finetune", "figures", "convert", "predict", "goodput"),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
 )

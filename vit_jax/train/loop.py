@@ -17,7 +17,7 @@ from vit_jax.distributed import hardware, preemption, preflight, runtime, shardi
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.train import console, metrics, nonfinite, step, summary, workdir
+from vit_jax.train import console, goodput, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
@@ -39,6 +39,7 @@ def train(config, folder: epath.Path) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
+        account = stack.enter_context(make_account(folder))
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint)
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
@@ -46,7 +47,8 @@ def train(config, folder: epath.Path) -> None:
         workdir.claim(folder, config, source.fingerprint)
         pipeline = open_pipeline(experiment, source, folder)
         writer = stack.enter_context(metrics.MetricWriter(folder, done))
-        train_step, timer.compile_s = compiling.result()
+        with account.spending("compilation"):
+            train_step, timer.compile_s = compiling.result()
         runtime.release_memory()
         loop = Loop(
             experiment=experiment,
@@ -58,6 +60,7 @@ def train(config, folder: epath.Path) -> None:
             checkpointer=checkpointer,
             writer=writer,
             timer=timer,
+            account=account,
             bar=console.ProgressBar(experiment.total_steps, done),
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             guard=make_guard(experiment, source, folder),
@@ -134,6 +137,10 @@ def make_timer(experiment: Experiment) -> StepTimer:
     return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
 
+def make_account(folder: epath.Path) -> goodput.Account:
+    return goodput.Account(folder / goodput.FILE if jax.process_index() == 0 else None)
+
+
 def make_guard(experiment: Experiment, source, folder: epath.Path) -> nonfinite.SkippedUpdates:
     from vit_jax.data import order
 
@@ -160,6 +167,7 @@ class Loop:
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: StepTimer
+    account: goodput.Account
     bar: console.ProgressBar
     profiler: ProfilerWindow
     guard: nonfinite.SkippedUpdates
@@ -177,9 +185,9 @@ class Loop:
           NegativeResult: the run can't go on.
         """
         log.info("training from step %d", done)
-        with self.bar, self.profiler:
+        with self.bar, self.profiler, self.account.steps(done):
             number, state, step_metrics = self.updates(done, state)
-        console.show_summary(self.folder, self.timer.totals())
+        console.show_summary(self.folder, self.timer.totals(), self.account.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
@@ -196,8 +204,10 @@ class Loop:
         for number in range(done + 1, self.total_steps + 1):
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
-            batch = self.timer.next_batch(batches)
+            with self.account.spending("data_wait"):
+                batch = self.timer.next_batch(batches)
             state, step_metrics = self.timer.step(self.train_step, state, batch)
+            self.account.did_step(number)
             self.bar.advance(number)
             scalars = self.report(number, step_metrics)
             stopped = self.request.due()
@@ -256,7 +266,7 @@ class Loop:
         if not any(map(is_due, self.evaluations)):
             return {}
         params = step.eval_params(state)
-        with self.timer.paused("evaluation"):
+        with self.timer.paused("evaluation"), self.account.spending("evaluation"):
             return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
 
     def saves_at(self, number: int) -> bool:
@@ -273,14 +283,15 @@ class Loop:
                 f"the state after step {number} is not finite, although loss and gradients were: "
                 "it is not saved, and earlier checkpoints are valid; lower optim.lr"
             )
-        with self.timer.paused("checkpoints"):
+        with self.timer.paused("checkpoints"), self.account.spending("saves"):
             arrays = states.as_dict(state)
             stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
         self.writer.add(stall)
+        self.account.write()
 
     def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict):
         """Waits for the last save, and repeats it if it failed: no later state replaces it."""
-        with self.timer.paused("checkpoints"):
+        with self.timer.paused("checkpoints"), self.account.spending("saves"):
             while not self.checkpointer.wait():
                 self.save(number, state, step_metrics, scalars)
 
@@ -290,6 +301,7 @@ class Loop:
             return
         self.checkpointer.poll()
         self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
+        self.account.write()
 
     def check(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
         """The metrics of a step as numbers, which may end the run."""
