@@ -145,7 +145,7 @@ def totals(records: list[dict]) -> dict:
     """
     parts = {name: sum(record["parts"][name] for record in records) for name in OF_A_START}
     gaps = [later["begun"] - end(before) for before, later in itertools.pairwise(records)]
-    parts["down"] = sum(max(0.0, gap) for gap in gaps)  # clocks of hosts differ
+    parts["down"] = round(sum(max(0.0, gap) for gap in gaps), 3)  # clocks of hosts differ
     return summed(parts, len(records), sum(record["steps_repeated"] for record in records))
 
 

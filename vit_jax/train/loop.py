@@ -283,11 +283,11 @@ class Loop:
                 f"the state after step {number} is not finite, although loss and gradients were: "
                 "it is not saved, and earlier checkpoints are valid; lower optim.lr"
             )
+        self.account.write()
         with self.timer.paused("checkpoints"), self.account.spending("saves"):
             arrays = states.as_dict(state)
             stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
         self.writer.add(stall)
-        self.account.write()
 
     def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict):
         """Waits for the last save, and repeats it if it failed: no later state replaces it."""
