@@ -52,6 +52,7 @@ def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
         folder = tmp_path / f"run/lr_{lr:g}"
         config = json.loads((folder / "config.json").read_text())["config"]
         assert config["data"]["subset"] == "80%" and config["optim"]["lr"] == lr
+        assert json.loads((folder / "goodput.json").read_text())["records"][-1]["last_step"] == 4
         last = metric_lines(folder)[-1]
         assert last["eval/held_out/top1"] == top1 and last["eval/held_out/count"] == 215
     final = checkpoint.read_meta(checkpoint.find(tmp_path / "run/final"))["config"]

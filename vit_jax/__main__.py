@@ -16,6 +16,7 @@ COMMANDS = {
     "convert": "weights from one format to another",
     "models": "the table of models",
     "benchmark": "measure the step, the data, checkpoints or the start",
+    "goodput": "where the wall time of runs went",
     "demo": "pretrain, fine-tune and evaluate on scanned digits",
 }
 

@@ -22,7 +22,7 @@ from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.distributed import runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
-from vit_jax.train import loop, metrics, workdir
+from vit_jax.train import goodput, loop, metrics, workdir
 
 log = logging.getLogger("vit_jax.finetune")
 
@@ -209,7 +209,8 @@ def work(args) -> None:
     trial_config(
         config, lrs[0], share
     )  # a config that does not fit is found before anything starts
-    runtime.start()
+    with goodput.stopwatch.spending("waiting"):
+        runtime.start()
     folder = workdir.make(args.workdir)
     trials = run_trials(config, folder, lrs, share)
     final = run_final(config, folder / "final", best(trials))

@@ -242,6 +242,17 @@ def whole_command(folder: pathlib.Path, workdir: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
+def check_goodput(workdir: pathlib.Path, wall_s: float, kills: int, repeated: int) -> None:
+    """The account of a killed run against our clock, and the steps that were logged twice."""
+    account = json.loads((workdir / "goodput.json").read_text())
+    total = sum(account["parts"].values())
+    print(f"wall time {wall_s:.2f} s: {account}", flush=True)
+    expect(abs(total - wall_s) < 0.01 * wall_s, f"{total} s in all parts, but {wall_s} s in all")
+    expect(account["starts"] == kills + 1, account)
+    # Between a step and its line, or the line and the account, there is time for a kill.
+    expect(abs(account["steps_repeated"] - repeated) <= kills, (account, repeated))
+
+
 def whole_kills(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
     """Kills `vit_jax.train`, every other time during a save; metrics and parameters must be those
     of an uninterrupted run.
@@ -256,7 +267,10 @@ def whole_kills(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
     path = workdir / "metrics.jsonl"
     done = 0
     hits = 0  # kills during a save
+    repeated = 0
+    begun = time.monotonic()
     while True:
+        logged = path.read_text().count("\n") if path.exists() else 0
         job = whole_command(folder, "run")
         names = [path.name for path in (workdir / "checkpoints").glob("*")]
         first = max([int(name) for name in names if name.isdigit()], default=0)
@@ -279,11 +293,13 @@ def whole_kills(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
             f"training from step {first}" in err or (first == 0 and done < count),
             (first, err[-600:]),
         )
+        repeated += logged - first
         if done == count:
             break
         hits += any((workdir / "checkpoints").glob("*tmp*"))
         done += 1
     expect(job.returncode == 0, err[-600:])
+    check_goodput(workdir, time.monotonic() - begun, count, repeated)
     for key in ("step", "train/loss", "train/grad_norm", "train/lr"):
         one = [line[key] for line in metric_lines(folder / "straight")]
         two = [line[key] for line in metric_lines(workdir)]

@@ -486,12 +486,18 @@ EIGHT = dict(SLURM_GPUS_ON_NODE="4", SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_T
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_slurm(code, cloud, tmp_path):
     script = f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}'
-    done = sbatch(cloud, "bash", "-c", script, "job", *HARD, **EIGHT)
+    queue = f'#!/bin/bash\necho "$@" > {tmp_path}/squeue\necho 2026-11-24T08:30:00\n'
+    cloud.program("squeue", queue)
+    if code == 1:
+        script = f'echo "$VIT_JAX_REQUESTED_AT" > {tmp_path}/requested; {script}'
+    done = sbatch(cloud, "bash", "-c", script, "job", *HARD, TZ="UTC", **EIGHT)
     assert done.returncode == code and ("error: exit code 1" in done.stderr) == (code == 1)
     logs = sorted(path.name for path in (tmp_path / "slurm_logs").iterdir())
     assert logs == [f"4711.{i}.log" for i in range(8)]
     assert (tmp_path / "srun").read_text() == "cpus 12\n"
     assert (tmp_path / "slurm_logs/4711.5.log").read_text().splitlines() == ["5 of 8", *HARD]
+    assert (tmp_path / "squeue").read_text() == "--noheader --jobs=4711 --format=%V\n"
+    assert code != 1 or (tmp_path / "requested").read_text() == "1795509000\n"
     requeued = tmp_path / "scontrol"
     assert requeued.exists() == (code == 75)
     assert code != 75 or requeued.read_text() == "requeue 4711\n"

@@ -76,7 +76,7 @@ def write_lines(folder) -> None:
 def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
     write_lines(tmp_path)
     with cli.logging_to(epath.Path(tmp_path)):
-        console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), TOTALS)
+        console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), TOTALS, {})
     assert capsys.readouterr().err == (tmp_path / "log.txt").read_text()
     lines = [
         line.split(" I ")[1].split() for line in (tmp_path / "log.txt").read_text().splitlines()
@@ -101,7 +101,7 @@ def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, cap
         console, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100)
     )
     with cli.logging_to(epath.Path(tmp_path)):
-        console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), TOTALS)
+        console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), TOTALS, {})
     assert "images/s" in screen.getvalue() and "│" in screen.getvalue()
     assert capsys.readouterr().err == ""
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 9
@@ -110,5 +110,5 @@ def test_the_summary_is_a_table_on_a_terminal_and_lines_in_the_log(tmp_path, cap
 def test_what_is_not_known_is_left_out_and_no_steps_are_no_summary(tmp_path, capsys):
     rows = dict(console.summary_rows(dict(steps=1, seconds=1.0, paused={})))
     assert list(rows) == ["steps"]
-    console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), dict(steps=0))
+    console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), dict(steps=0), {})
     assert capsys.readouterr().err == ""

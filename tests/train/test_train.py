@@ -70,6 +70,12 @@ def test_a_run_writes_what_the_interface_promises(done):
     assert "done: 12 steps" in (workdir / "log.txt").read_text()
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["12", "8"]
     assert list(workdir.glob("events.out.tfevents.*"))
+    account = json.loads((workdir / "goodput.json").read_text())
+    parts = account["parts"]
+    assert account["wall_s"] == sum(parts.values()) and account["starts"] == 1
+    assert {name for name, seconds in parts.items() if not seconds} <= {
+        *("waiting", "compilation", "repeated_steps", "down")
+    }
 
 
 def test_a_finished_run_that_is_started_again_changes_nothing(done):
@@ -77,6 +83,10 @@ def test_a_finished_run_that_is_started_again_changes_nothing(done):
     before = (workdir / "metrics.jsonl").read_text()
     assert run(tiny, workdir) == 0
     assert (workdir / "metrics.jsonl").read_text() == before
+    account = json.loads((workdir / "goodput.json").read_text())
+    assert (account["starts"], account["steps_repeated"]) == (2, 0)
+    steps = [(record["first_step"], record["last_step"]) for record in account["records"]]
+    assert steps == [(0, 12), (12, 12)]
 
 
 # Before the first checkpoint, and while one is saved; tests/faults/ has more moments.
@@ -101,6 +111,11 @@ def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monke
     for key in ("step", "train/loss", "train/grad_norm", "train/lr", "eval/val/loss"):
         assert [line.get(key) for line in resumed] == [line.get(key) for line in straight], key
     assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
+    account = json.loads((tmp_path / "run/goodput.json").read_text())
+    saved = 4 * (crash // 5)
+    assert (account["starts"], account["steps_repeated"]) == (2, crash - saved)
+    steps = [(record["first_step"], record["last_step"]) for record in account["records"]]
+    assert steps == [(0, crash), (saved, 12)]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """How a process uses this machine: the cache folder, the programs kept in it, and memory."""
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -103,6 +104,7 @@ def glibc(name: str):
 
 def start() -> None:
     """Prepares this process to compute: joins its job, if there is one, and sets up the caches."""
+    atexit.register(gc.freeze)  # Python would search TensorFlow's objects for garbage: a second
     processes.start()
     keep_programs()
     keep_memory()

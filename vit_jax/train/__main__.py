@@ -8,7 +8,7 @@ import sys
 from vit_jax import cli
 from vit_jax.distributed import runtime, watchdog
 from vit_jax.errors import UserError
-from vit_jax.train import loop, summary, workdir
+from vit_jax.train import goodput, loop, summary, workdir
 from vit_jax.train.experiment import Experiment
 
 
@@ -30,7 +30,8 @@ def work(args) -> None:
         return summary.show(Experiment.declared(args.config))
     if not args.workdir:
         raise UserError("--workdir is missing: say where the run writes, such as --workdir=DIR")
-    runtime.start()
+    with goodput.stopwatch.spending("waiting"):
+        runtime.start()
     folder = workdir.make(args.workdir)
     with cli.logging_to(folder, args.config.flush_every_s) as files:
         loop.train(args.config, folder, files)

@@ -16,7 +16,7 @@ from rich.progress import (
 from rich.table import Table
 
 from vit_jax.spool import Files
-from vit_jax.train import metrics
+from vit_jax.train import goodput, metrics
 
 log = logging.getLogger(__name__)
 
@@ -103,16 +103,33 @@ def summary_rows(totals: dict[str, float]) -> list[tuple[str, str]]:
     return rows + [(name, duration(seconds)) for name, seconds in totals["paused"].items()]
 
 
-def show_summary(files: Files, totals: dict) -> None:
+def goodput_rows(account: dict) -> list[tuple[str, str]]:
+    """Names and values of `goodput.totals`; parts that took no time are left out."""
+    if not account:
+        return []
+    starts = "1 start" if account["starts"] == 1 else f"{account['starts']:,} starts"
+    head = f"{account['goodput']:.1%} of {duration(account['wall_s'])} in {starts}"
+    if account["steps_repeated"]:
+        head += f", {account['steps_repeated']:,} steps done again"
+    rows = [("goodput", head)]
+    for name, seconds in account["parts"].items():
+        if round(seconds):
+            share = seconds / account["wall_s"]
+            rows.append((f"  {goodput.PARTS[name]}", f"{duration(seconds)}, {share:.1%}"))
+    return rows
+
+
+def show_summary(files: Files, totals: dict, account: dict) -> None:
     """Shows how the run went: a table on a terminal, lines of the log elsewhere and in log.txt.
 
     Args:
       files: of the workdir.
       totals: `StepTimer.totals`; without a step there is no summary.
+      account: `goodput.totals` of all starts, or {}.
     """
     if not totals["steps"]:
         return
-    rows = summary_rows(totals) + evaluations(files)
+    rows = summary_rows(totals) + evaluations(files) + goodput_rows(account)
     console = Console(stderr=True)
     live = console.is_terminal and jax.process_index() == 0
     if live:
@@ -121,7 +138,7 @@ def show_summary(files: Files, totals: dict) -> None:
             table.add_row(*row)
         console.print(table)
     for name, text in rows:
-        log.info("%-16s %s", name, text, extra=dict(file_only=live))
+        log.info("%-23s %s", name, text, extra=dict(file_only=live))
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from vit_jax.distributed.waits import Interrupted, waiting
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
 from vit_jax.spool import Files
-from vit_jax.train import console, metrics, nonfinite, step, summary, workdir
+from vit_jax.train import console, goodput, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
@@ -41,6 +41,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
+        account = stack.enter_context(make_account(files))
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint)
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
@@ -48,7 +49,8 @@ def train(config, folder: epath.Path, files: Files) -> None:
         workdir.claim(folder, config, source.fingerprint)
         pipeline = open_pipeline(experiment, source, files)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
-        train_step, timer.compile_s = compiling.result()
+        with account.spending("compilation"):
+            train_step, timer.compile_s = compiling.result()
         runtime.release_memory()
         loop = Loop(
             experiment=experiment,
@@ -61,6 +63,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
             checkpointer=checkpointer,
             writer=writer,
             timer=timer,
+            account=account,
             bar=console.ProgressBar(experiment.total_steps, done),
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             guard=make_guard(experiment, source, folder),
@@ -139,6 +142,10 @@ def make_timer(experiment: Experiment) -> StepTimer:
     return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
 
+def make_account(files: Files) -> goodput.Account:
+    return goodput.Account(files.path(goodput.FILE) if jax.process_index() == 0 else None)
+
+
 def make_guard(experiment: Experiment, source, folder: epath.Path) -> nonfinite.SkippedUpdates:
     from vit_jax.data import order
 
@@ -166,6 +173,7 @@ class Loop:
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: StepTimer
+    account: goodput.Account
     bar: console.ProgressBar
     profiler: ProfilerWindow
     guard: nonfinite.SkippedUpdates
@@ -183,9 +191,9 @@ class Loop:
           NegativeResult: the run can't go on.
         """
         log.info("training from step %d", done)
-        with self.bar, self.profiler:
+        with self.bar, self.profiler, self.account.steps(done):
             number, state, step_metrics = self.updates(done, state)
-        console.show_summary(self.files, self.timer.totals())
+        console.show_summary(self.files, self.timer.totals(), self.account.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
             raise Preempted
@@ -206,10 +214,12 @@ class Loop:
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
             try:
-                batch = self.timer.next_batch(batches)
+                with self.account.spending("data_wait"):
+                    batch = self.timer.next_batch(batches)
             except Interrupted:
                 return self.stop_after(number - 1, done, state, step_metrics)
             state, step_metrics = self.timer.step(self.train_step, state, batch)
+            self.account.did_step(number)
             self.bar.advance(number)
             scalars = self.report(number, step_metrics)
             stopped = self.request.due()
@@ -279,7 +289,7 @@ class Loop:
         if not any(map(is_due, self.evaluations)):
             return {}
         params = step.eval_params(state)
-        with self.timer.paused("evaluation"):
+        with self.timer.paused("evaluation"), self.account.spending("evaluation"):
             return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
 
     def saves_at(self, number: int) -> bool:
@@ -296,7 +306,8 @@ class Loop:
                 f"the state after step {number} is not finite, although loss and gradients were: "
                 "it is not saved, and earlier checkpoints are valid; lower optim.lr"
             )
-        with self.timer.paused("checkpoints"):
+        self.account.write()
+        with self.timer.paused("checkpoints"), self.account.spending("saves"):
             self.writer.deliver()  # no line before a checkpoint is lost
             arrays = states.as_dict(state)
             stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
@@ -304,7 +315,7 @@ class Loop:
 
     def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict):
         """Waits for the last save, and repeats it if it failed: no later state replaces it."""
-        with self.timer.paused("checkpoints"):
+        with self.timer.paused("checkpoints"), self.account.spending("saves"):
             while not self.checkpointer.wait():
                 self.save(number, state, step_metrics, scalars)
 
@@ -314,6 +325,7 @@ class Loop:
             return
         self.checkpointer.poll()
         self.writer.write(number, scalars | {"checkpoint/failures": self.checkpointer.failures})
+        self.account.write()
 
     def check(self, number: int, step_metrics: dict, at_end: bool = False) -> dict[str, float]:
         """The metrics of a step as numbers, which may end the run."""
