@@ -12,10 +12,12 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorstore as ts
 from etils.epath import backend
 from PIL import Image
 
 from vit_jax import config as configs
+from vit_jax import objects
 from vit_jax.data.sources import (
     catalog,
     csv_file,
@@ -445,7 +447,7 @@ def test_strings_are_what_was_packed():
         packed[6]
 
 
-class MemoryStore:
+class MemoryFiles:
     """TensorFlow's gfile with its memory file system standing in for gs://."""
 
     def __getattr__(self, name: str):
@@ -460,29 +462,43 @@ class MemoryStore:
         return call
 
 
-def test_stores_are_read_through_their_file_systems(monkeypatch):
-    monkeypatch.setattr(type(backend.tf_backend), "gfile", MemoryStore())
-    gfile = tf.io.gfile
+@pytest.fixture
+def put(monkeypatch):
+    """put(path, content) makes an object on gs://, for both clients."""
+    monkeypatch.setattr(type(backend.tf_backend), "gfile", MemoryFiles())
+    memory = ts.KvStore.open("memory://").result()
+    monkeypatch.setattr(objects, "locate", lambda path, retries=0: (memory, path))
+
+    def write(path: str, content: bytes) -> None:
+        file = path.replace("gs://", "ram://")
+        tf.io.gfile.makedirs(os.path.dirname(file))
+        if tf.io.gfile.exists(file):
+            tf.io.gfile.remove(file)
+        with tf.io.gfile.GFile(file, "wb") as opened:
+            opened.write(content)
+        memory.write(path, content).result()
+
+    return write
+
+
+def test_stores_are_read_through_their_clients(put, tmp_path):
     for name, number in (("a/0.png", 1), ("a/x/1.png", 2), ("b/2.png", 3), (".old/3.png", 4)):
-        gfile.makedirs(os.path.dirname(f"ram://birds/{name}"))
-        with gfile.GFile(f"ram://birds/{name}", "wb") as file:
-            file.write(png(number))
+        put(f"gs://birds/{name}", png(number))
     found = folder.load("gs://birds/")
     assert found.class_names == ("a", "b") and pixels(found, range(3)) == [1, 2, 3]
-    with gfile.GFile("ram://birds/list.csv", "wb") as file:
-        file.write(b"path,label\nb/2.png,owl\n")
+    put("gs://birds/list.csv", b"path,label\nb/2.png,owl\n")
     assert pixels(csv_file.load("gs://birds/list.csv"), [0]) == [3]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in wds(range(3)).items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    gfile.makedirs("ram://shards")
-    with gfile.GFile("ram://shards/0.tar", "wb") as file:
-        file.write(buffer.getvalue())
-    assert pixels(tars.load("gs://shards"), range(3)) == [0, 1, 2]
-    assert pixels(tars.load("gs://shards/*.tar"), range(3)) == [0, 1, 2]
+    put("gs://birds/wrong.csv", b"path,label\nb/2.png,owl\nb/none.png,owl\n")
+    assert "the first is b/none.png in line 3" in wrong(csv_file.load, "gs://birds/wrong.csv")
+    make_tar(tmp_path / "0.tar", wds(range(3)))
+    put("gs://shards/0.tar", (tmp_path / "0.tar").read_bytes())
+    for where in ("gs://shards", "gs://shards/*.tar"):
+        found = tars.load(where)
+        assert pixels(found, range(3)) == [0, 1, 2] and found.labels().tolist() == [0, 1, 2]
+    make_tar(tmp_path / "1.tar", wds(range(3, 6)))
+    put("gs://shards/0.tar", (tmp_path / "1.tar").read_bytes())
+    assert "0.tar has changed since" in wrong(found.read, [0])
+    assert pixels(tars.load("gs://shards"), range(3)) == [3, 4, 5]
     paths, images = file_list.load(["gs://birds/a/0.png", "gs://birds/b"])
     assert paths == ["gs://birds/a/0.png", "gs://birds/b/2.png"]
     assert pixels(images, range(2)) == [1, 3]

@@ -1,6 +1,7 @@
 """Measures a part of the framework with the settings of a config.
 
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16]
+python -m vit_jax.benchmark data --config=FILE.py[:ARG] --latency_ms=30 --connections=8
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] --against=big_vision --peer=DIR
 python -m vit_jax.benchmark step [--config=FILE.py[:ARG]] [--models=VARIANT:IMAGES,...]
 python -m vit_jax.benchmark checkpoint|startup [--config=FILE.py[:ARG]]
@@ -15,7 +16,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli
+from vit_jax import cli, objects
 from vit_jax.errors import UserError
 
 PARTS = {
@@ -59,6 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser, part: str) -> None:
         )
         parser.add_argument(
             "--mfu", type=float, default=0.5, help="share of its peak FLOP/s that the pod reaches"
+        )
+        parser.add_argument(
+            "--latency_ms",
+            type=float,
+            default=0,
+            help="measure local array_record, tfrecord or tars also as on a store whose requests "
+            "take that long, in alternating runs",
+        )
+        parser.add_argument(
+            "--connections",
+            type=int,
+            default=objects.REQUESTS,
+            help="its requests at a time (default: %(default)s, as for real stores)",
         )
         parser.add_argument(
             "--against",

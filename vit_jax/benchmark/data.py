@@ -20,7 +20,7 @@ import tensorflow as tf
 from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
-from vit_jax.data.sources import catalog
+from vit_jax.data.sources import catalog, storage
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
@@ -28,6 +28,9 @@ from vit_jax.errors import UserError
 from vit_jax.train import experiment
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
+# As on a store, images are read some thousands ahead: measurements must be longer.
+DISTANT_WARMUP = 4 * pipeline.READ_AT_ONCE_DISTANT
+DISTANT_IMAGES = 16 * pipeline.READ_AT_ONCE_DISTANT
 WARMUP = 4  # batches that are not counted: files are cached and threads started
 BATCH_KEYS = ("image", "label", "mask", "seed")
 
@@ -164,6 +167,32 @@ def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, ar
     ]
 
 
+def at_distance(config, host: pipeline.Pipeline, store: storage.Simulated, args) -> dict:
+    """The host pipeline with the latency of a store, alone in its process.
+
+    Counted are the images that come out of the pipeline, or those that are read meanwhile if they
+    are fewer: otherwise what was read ahead before the measurement would count.
+    """
+    size = config.data.batch_size
+    if not host.source.distant:
+        raise UserError(
+            "--latency_ms measures array_record, tfrecord and tars on a local disk: set data.name "
+            "and data.data_dir to such data"
+        )
+    batches = host.batches()
+    measure(batches, DISTANT_WARMUP, size)
+    host.stages.take()
+    before = store.requests
+    count = max(args.images, DISTANT_IMAGES)
+    _, speed = measure(batches, count, size)
+    read = host.stages.spent["read"][1]
+    return dict(
+        images_per_sec=speed * min(1, read / (count // size * size)),
+        images_per_request=read / (store.requests - before),
+        peak_rss_mib=peak_mib(),
+    )
+
+
 def alone(config, host: pipeline.Pipeline, args) -> dict:
     """The whole host pipeline, alone in its process, so that the peak of memory is its own."""
     size = config.data.batch_size
@@ -203,6 +232,39 @@ def commands(config, args) -> dict[str, list[str]]:
     return {"ours": ours, args.against: peer}
 
 
+def run_alone(name: str, command: list[str]) -> dict:
+    """What a fresh process measures."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"the run of {name} failed: {last[:300]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def distance_rows(args) -> list[dict]:
+    """The pipeline on local files and as on a store, in alternating runs (A B A B), each in a fresh
+    process.
+    """
+    local = [sys.executable, "-m", "vit_jax.benchmark", "data", f"--config={args.location}"]
+    local += [*args.overrides, "--alone", f"--images={max(args.images, DISTANT_IMAGES)}"]
+    latency = [f"--latency_ms={args.latency_ms:g}", f"--connections={args.connections}"]
+    distant = f"at {args.latency_ms:g} ms, {args.connections} connections"
+    found = {"local": [], distant: []}
+    for _ in range(args.runs):
+        found["local"].append(run_alone("local files", local))
+        found[distant].append(run_alone("distant files", local + latency))
+    rows = [
+        row(f"{name}: {key}", unit, [run[key] for run in runs])
+        for key, unit in (("images_per_sec", "images/s"), ("peak_rss_mib", "MiB"))
+        for name, runs in found.items()
+    ]
+    requests = [run["images_per_request"] for run in found[distant]]
+    rows.append(row(f"{distant}: images per request", "images", requests))
+    ratio = rows[1]["median"] / rows[0]["median"]
+    rows.append(row(f"{distant} / local: images_per_sec", "ratio", [ratio]))
+    return rows
+
+
 def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     """Both pipelines in alternating runs (A B A B), each in a fresh process, and the ratios of the
     medians.
@@ -210,11 +272,7 @@ def against_rows(commands: dict[str, list[str]], args) -> list[dict]:
     found: dict[str, list[dict]] = {name: [] for name in commands}
     for _ in range(args.runs):
         for name, command in commands.items():
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise UserError(f"the run of {name} failed: {last[:300]}")
-            found[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
+            found[name].append(run_alone(name, command))
     units = dict(
         images_per_sec="images/s",
         core_ms_per_image="core-ms/image",
@@ -238,6 +296,11 @@ def run(config, args):
         raise UserError(
             f"--images={args.images} is less than a batch of {config.data.batch_size}: give more"
         )
+    if not 0 <= args.latency_ms <= 1e4 or args.connections < 1:
+        raise UserError(
+            f"--latency_ms={args.latency_ms} must be 0 to 10000, and --connections="
+            f"{args.connections} above 0: fix them"
+        )
     if args.runs < 1 or not 0 < args.mfu <= 1:  # a NaN is not above 0
         raise UserError(
             f"--runs={args.runs} must be above 0, and --mfu={args.mfu} above 0 and at most 1: "
@@ -249,11 +312,18 @@ def run(config, args):
         )
     pod = chips_of(args.topology) if args.topology else None
     contenders = commands(config, args) if args.against else None
+    store = None
+    if args.alone and args.latency_ms:
+        store = storage.simulate_store(args.latency_ms / 1e3, args.connections)
     source = sources.open_training(config.data)
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
+    if store:
+        return at_distance(config, host, store, args)
     if args.alone:
         return alone(config, host, args)
+    if args.latency_ms:
+        return distance_rows(args)
     rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if pod:

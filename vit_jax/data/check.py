@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vit_jax.data import pipeline
-from vit_jax.data.sources import catalog, index_cache, source, storage, vtab_tasks
+from vit_jax.data.sources import catalog, index_cache, source, vtab_tasks
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
@@ -27,16 +27,6 @@ COLUMNS = 8
 SCAN_SIZE = 32  # pixels, to which --scan resizes the images
 USUAL_SIZE = 224  # used for image_size=0, which lets the weights decide in evaluate
 LONGEST_NAME = 200  # bytes of the file name of a contact sheet; file systems allow 255
-
-
-def must_be_reachable(name: str, data_dir: str) -> None:
-    """Fails early if a store can't be reached; uses the network only if the data set is on one."""
-    kind, _, path = name.partition(":")
-    if name == "digits":
-        return
-    location = path if kind in catalog.LISTED else data_dir
-    if location.startswith("gs://"):
-        storage.must_be_reachable(location)
 
 
 def overview(name: str, data_dir: str) -> dict:
@@ -69,7 +59,7 @@ def sample(config, opened: source.Source, use: str) -> dict:
         host = pipeline.eval_pipeline(
             data, opened, np.arange(size), size, config.image_size, "skip"
         )
-    return next(host.dataset(0, 1, skip_failures=True).as_numpy_iterator())
+    return next(host.arrays(0, 1, skip_failures=True))
 
 
 def sheet_path(folder: str, *parts: str) -> pathlib.Path:
@@ -181,7 +171,7 @@ def check_images(config, args, report: dict, opened: source.Source) -> None:
 
 def open_for(report: dict, data_dir: str, open_it) -> source.Source:
     """Opens one data set, and adds its location and contents to its report."""
-    must_be_reachable(report["name"], data_dir)
+    sources.must_be_reachable(report["name"], data_dir)
     report |= overview(report["name"], data_dir)
     opened = open_it()
     report |= dict(num_examples=len(opened), num_classes=opened.num_classes)

@@ -6,6 +6,7 @@ the batches.
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +23,10 @@ from vit_jax.errors import UserError, one_line
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
 READ_AT_ONCE = 16  # records per call of Python, which holds a lock
+# From a store: the more records a call reads, the more of them are neighbours, which one request
+# reads. While one call's records are decoded, those of the next two are read.
+READ_AT_ONCE_DISTANT = 1024
+READS_AHEAD = 2
 PREFETCH = 2  # batches that are ready on the host
 
 
@@ -59,19 +64,45 @@ class Pipeline:
     threads: int
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
+    store_errors: list[UserError] = dataclasses.field(default_factory=list)
 
-    def records(self, indices: np.ndarray) -> np.ndarray:
+    @property
+    def read_at_once(self) -> int:
+        return READ_AT_ONCE_DISTANT if self.source.distant else READ_AT_ONCE
+
+    def records(self, indices: np.ndarray, skip_failures: bool) -> np.ndarray:
         records = np.empty(len(indices), object)
         with self.stages.time("read", len(indices)):
-            records[:] = self.source.read(indices.tolist())
+            records[:] = self.read_records(indices.tolist(), skip_failures)
         return records
+
+    def read_records(self, numbers: list[int], skip_failures: bool) -> list[bytes]:
+        try:
+            return self.source.read(numbers)
+        except UserError as error:  # no fault of an image; TensorFlow would change its type
+            self.store_errors.append(error)
+            raise
+        except Exception:
+            if not skip_failures:
+                raise
+        return [self.record_or_empty(number) for number in numbers]
+
+    def record_or_empty(self, number: int) -> bytes:
+        """A record, or nothing, which can't be decoded, if it can't be read."""
+        try:
+            return self.source.read([number])[0]
+        except UserError:
+            raise
+        except Exception:
+            return b""
 
     def label_shape(self) -> list[int]:
         return [self.source.set_size] if self.source.set_size else []
 
-    def read(self, item: dict) -> dict:
+    def read(self, item: dict, skip_failures: bool = False) -> dict:
         """Adds the raw records of some items."""
-        record = tf.numpy_function(self.records, [item["index"]], tf.string, stateful=False)
+        records = functools.partial(self.records, skip_failures=skip_failures)
+        record = tf.numpy_function(records, [item["index"]], tf.string, stateful=False)
         return item | dict(record=tf.ensure_shape(record, item["index"].shape))
 
     def example(self, item: dict) -> dict:
@@ -105,23 +136,44 @@ class Pipeline:
         blank and masked; otherwise they end the iteration with an error.
         """
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
+        reads = READS_AHEAD if self.source.distant else self.threads
+        read = functools.partial(self.read, skip_failures=skip_failures)
         items = tf.data.Dataset.range(start, steps).map(graph(self.items)).unbatch()
+        records = items.batch(self.read_at_once).map(
+            graph(read), num_parallel_calls=reads, deterministic=True
+        )
         if skip_failures:
-            each = one_or_blank(self.read_one, self.blank)
-            examples = items.interleave(graph(each), cycle_length=self.threads, **parallel)
+            each = one_or_blank(self.example, self.blank)
+            examples = records.unbatch().interleave(
+                graph(each), cycle_length=self.threads, **parallel
+            )
         else:
-            records = items.batch(READ_AT_ONCE).map(graph(self.read), **parallel).unbatch()
-            examples = records.map(graph(self.example), **parallel)
+            examples = records.unbatch().map(graph(self.example), **parallel)
         options = tf.data.Options()
         # The thread of the autotuner can delay the end of an iterator by most of a minute, and
         # there is nothing to tune.
         options.autotune.enabled = False
         # A thread pool of its own, and operations that are not split further: 5 % less time goes
         # into waking threads.
-        options.threading.private_threadpool_size = self.threads
+        waiting = reads if self.source.distant else 0
+        options.threading.private_threadpool_size = self.threads + waiting
         options.threading.max_intra_op_parallelism = 1
         batches = examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH)
         return batches.with_options(options)
+
+    def arrays(self, start: int, steps: int, skip_failures: bool) -> Iterator[dict]:
+        """The batches of `dataset` in numpy.
+
+        Raises:
+          StoreError: a store can't be read.
+          tf.errors.OpError: an example fails, without `skip_failures`.
+        """
+        try:
+            yield from self.dataset(start, steps, skip_failures).as_numpy_iterator()
+        except tf.errors.OpError:
+            if self.store_errors:
+                raise self.store_errors[0] from None
+            raise
 
     def failed(self, step: int, batch: dict) -> np.ndarray:
         """bool [rows], the examples of a batch that failed and are blank."""
@@ -133,9 +185,8 @@ class Pipeline:
 
         Records are read ahead: one that fails may belong to a batch after that of `step`.
         """
-        last = min(self.steps, step + 1 + -(-READ_AT_ONCE // self.rows))
-        batches = self.dataset(step, last, skip_failures=True).as_numpy_iterator()
-        for number, batch in enumerate(batches, step):
+        last = min(self.steps, step + 1 + -(-self.read_at_once // self.rows))
+        for number, batch in enumerate(self.arrays(step, last, skip_failures=True), step):
             failed = batch["id"][self.failed(number, batch)]
             if len(failed):
                 return number, [self.source.describe(int(i)) for i in failed]
@@ -163,8 +214,9 @@ class Pipeline:
 
         Raises:
           UserError: an example fails and `on_corrupt` is "error"; it names the example.
+          StoreError: a store can't be read.
         """
-        iterator = self.dataset(start, self.steps, self.on_corrupt == "skip").as_numpy_iterator()
+        iterator = self.arrays(start, self.steps, self.on_corrupt == "skip")
         for step in range(start, self.steps):
             try:
                 batch = next(iterator)

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.data.sources import index_cache, storage, tars
 from vit_jax.data.sources.listing import SUFFIXES, Listing
+from vit_jax.data.sources.spans import Spans
 from vit_jax.errors import NegativeResult, UserError
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -43,7 +44,7 @@ def some(names) -> str:
 
 def members(path: str) -> list[tuple[str, int, int]]:
     """(name, position, length) of the images in a tar; `tars.members` raises if it is damaged."""
-    return [member for member in tars.members(path) if member[0].lower().endswith(SUFFIXES)]
+    return [member[:3] for member in tars.members(path) if member[0].lower().endswith(SUFFIXES)]
 
 
 def scan_tar(path: str) -> tuple[list[bytes], np.ndarray, str]:
@@ -59,7 +60,7 @@ def scan_tar(path: str) -> tuple[list[bytes], np.ndarray, str]:
 
 def scan(folder: str, paths: list[str]) -> dict[str, np.ndarray]:
     """The index of all tars; 14 million images take some minutes."""
-    stamps = [storage.stamp(path) for path in paths]
+    stamps = storage.stamps(paths)
     name_bytes = []
     name_ends = []
     spans = []
@@ -83,7 +84,7 @@ def scan(folder: str, paths: list[str]) -> dict[str, np.ndarray]:
         )
     strings = index_cache.Strings(np.concatenate(name_bytes), np.concatenate(name_ends))
     return dict(
-        stamps=np.asarray(stamps, np.int64),
+        stamps=stamps,
         counts=np.asarray([len(ends) for ends in name_ends], np.int64),
         spans=np.concatenate(spans),
         **strings.arrays("names"),
@@ -148,13 +149,11 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
       partial: whether an incomplete release is allowed.
     """
     folder, paths = find(folder)
-    stamps = [storage.stamp(path) for path in paths]
-    location = "\n".join([folder, *paths])
+    index = "imagenet21k", "\n".join([folder, *paths])
     arrays = index_cache.cached(
-        "imagenet21k",
-        location,
+        *index,
         lambda: scan(folder, paths),
-        lambda cached: np.array_equal(cached["stamps"], stamps),
+        lambda cached: storage.are_unchanged(paths, cached["stamps"]),
     )
     wnids = [os.path.basename(path).removesuffix(".tar") for path in paths]
     counts = dict(zip(wnids, arrays["counts"].tolist(), strict=True))
@@ -171,9 +170,7 @@ def load(folder: str, partial: bool) -> tuple[Listing, dict]:
     names = index_cache.Strings.of(arrays, "names")
     spans = arrays["spans"]
     listing = tars.Members(
-        tars=paths,
-        tar_of=of_tar,
-        spans=spans,
+        spans=Spans(paths, arrays["stamps"], of_tar, spans, index),
         names=names,
         class_names=ids(),
         num_classes=NUM_CLASSES,

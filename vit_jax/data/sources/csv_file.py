@@ -65,17 +65,17 @@ def check(where: str, paths: list[str], root: str) -> None:
                 "one"
             )
         first[file] = number
-    lines = enumerate(paths, 2)
-    missing = [line for line in lines if not storage.exists(os.path.join(root, line[1]))]
+    full = [os.path.join(root, path) for path in paths]
+    missing = storage.missing(full)
     if missing:
-        number, path = missing[0]
         raise UserError(
             f"{len(missing)} of the {len(paths)} images in CSV file {where} do not exist, the "
-            f"first is {path} in line {number}: correct the paths, which are relative to the "
-            "folder of the CSV file"
+            f"first is {paths[missing[0]]} in line {missing[0] + 2}: correct the paths, which are "
+            "relative to the folder of the CSV file"
         )
     for number, path in enumerate(paths, 2):
-        if storage.is_folder(os.path.join(root, path)):
+        # On a store every image would cost a request.
+        if storage.is_local(full[number - 2]) and storage.is_folder(full[number - 2]):
             raise UserError(
                 f"line {number} of CSV file {where} names the folder {path}: name an image file"
             )

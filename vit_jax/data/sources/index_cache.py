@@ -98,6 +98,16 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
+def path_of(kind: str, where: str) -> pathlib.Path:
+    return runtime.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
+
+
+def forget(kind: str, where: str) -> None:
+    """Removes the arrays of `cached`, so that the next start builds them again."""
+    with contextlib.suppress(OSError):
+        path_of(kind, where).unlink(missing_ok=True)
+
+
 def cached(
     kind: str,
     where: str,
@@ -107,7 +117,7 @@ def cached(
     """The arrays that `build` makes of the data at `where`, saved and used again while
     `is_current(arrays)`.
     """
-    path = runtime.folder() / f"{kind}-{VERSION}-{digest(where)}.npz"
+    path = path_of(kind, where)
     arrays = read(path)
     if arrays is not None:
         try:

@@ -44,8 +44,12 @@ class Files(Listing):
 
     path: Callable[[int], str]
 
+    @property
+    def distant(self) -> bool:
+        return not storage.is_local(self.path(0))
+
     def read(self, numbers: Sequence[int]) -> list[bytes]:
-        return [storage.read(self.path(i)) for i in numbers]
+        return storage.read_all([self.path(i) for i in numbers])
 
     def describe(self, i: int) -> str:
         return index_cache.printable(self.path(i))

@@ -5,15 +5,25 @@ or one that TFDS has prepared.
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data.sources import catalog, splits, vtab_tasks
+from vit_jax import objects
+from vit_jax.data.sources import catalog, splits, storage, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.data.sources.source import Source, Subset, mixture
 from vit_jax.errors import UserError
 
 
+def must_be_reachable(name: str, data_dir: str) -> None:
+    """Fails early if a store can't be reached; uses the network only if the data set is on one."""
+    kind, _, path = name.partition(":")
+    location = path if kind in catalog.LISTED else data_dir
+    if objects.is_object(f"{location}/") and name != "digits":
+        storage.must_be_reachable(location)
+
+
 def open_source(name: str, split: str, data_dir: str = "") -> Source:
     """Opens a split of a data set."""
+    must_be_reachable(name, data_dir)
     tf.config.set_visible_devices([], "GPU")
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))

@@ -47,6 +47,11 @@ class Source(abc.ABC):
         """The name of example `i`, for messages."""
 
     @property
+    def distant(self) -> bool:
+        """Whether `read` waits for a store, which answers many requests as fast as one."""
+        return False
+
+    @property
     def parts(self) -> tuple[tuple[int, float], ...]:
         """(number of examples, weight) of each part of a mixture, in the order of the records."""
         return ((len(self), 1.0),)
@@ -85,6 +90,10 @@ class Subset(Source):
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def distant(self) -> bool:
+        return self.inner.distant
+
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.inner.read([int(self.numbers[i]) for i in numbers])
 
@@ -117,6 +126,10 @@ class Renumbered(Source):
 
     def __len__(self) -> int:
         return len(self.inner)
+
+    @property
+    def distant(self) -> bool:
+        return self.inner.distant
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.inner.read(numbers)
@@ -153,6 +166,10 @@ class Mixture(Source):
 
     def __len__(self) -> int:
         return int(self.counts.sum())
+
+    @property
+    def distant(self) -> bool:
+        return any(source.distant for source in self.sources)
 
     def locate(self, i: int) -> tuple[int, int]:
         """(which source, number in that source) of example `i`."""

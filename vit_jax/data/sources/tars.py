@@ -2,6 +2,7 @@
 built once.
 """
 
+import concurrent.futures
 import dataclasses
 import fnmatch
 import json
@@ -10,38 +11,41 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
 from vit_jax.data.sources.folder import SPLITS
 from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
+from vit_jax.data.sources.spans import Spans
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
 BLOCK = 512  # bytes, the unit of a tar
 CHUNK = 1 << 20  # bytes read at a time of the padding at the end of a tar
+READERS = 8  # tars indexed at a time on a store
 LABELS = (".cls", ".json")
-MAX_MEMBER_BYTES = 1 << 16  # of a .cls or .json member
+MAX_LABEL_MEMBER = 1 << 16  # of a .cls or .json member
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Members(Listing):
     """Image files in tars."""
 
-    tars: Sequence[str]  # paths
-    tar_of: np.ndarray  # the tar that each image is in, int [images]
-    spans: np.ndarray  # (position, length) of each image in its tar, in bytes, int64 [images, 2]
+    spans: Spans
     names: Sequence[str]  # of the images, for messages
 
+    @property
+    def distant(self) -> bool:
+        return self.spans.distant
+
     def read(self, numbers: Sequence[int]) -> list[bytes]:
-        spans = self.spans
-        return [storage.read_range(self.tars[self.tar_of[i]], *spans[i].tolist()) for i in numbers]
+        return self.spans.read(numbers)
 
     def describe(self, i: int) -> str:
-        return index_cache.printable(f"{self.names[i]} in {self.tars[self.tar_of[i]]}")
+        return index_cache.printable(f"{self.names[i]} in {self.spans.paths[self.spans.files[i]]}")
 
 
 def braces(pattern: str) -> list[str]:
@@ -122,19 +126,16 @@ def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] 
     return (member.offset_data, member.size) if member.isreg() else None
 
 
-def check_end(path: str, end: int, last: str) -> None:
+def check_end(path: str, file, end: int, last: str) -> None:
     """Raises UserError unless a tar has nothing but zeros from `end` on, after its member `last`,
     and at least one block of them.
 
     Python's tarfile takes half a header, or nothing at all, for the end of a tar.
     """
-    size = storage.stamp(path)[0]
-    good = size >= end + BLOCK
-    position = end
-    while good and position < size:
-        chunk = storage.read_range(path, position, min(CHUNK, size - position))
+    good = file.seek(0, os.SEEK_END) >= end + BLOCK
+    file.seek(end)
+    while good and (chunk := file.read(CHUNK)):
         good = not chunk.strip(b"\0")
-        position += CHUNK
     if not good:
         raise UserError(
             f"{path} does not end with zeros at byte {end}, after {last or 'its start'}: it is cut "
@@ -142,9 +143,19 @@ def check_end(path: str, end: int, last: str) -> None:
         )
 
 
-def members(path: str) -> list[tuple[str, int, int]]:
-    """(name, position, length) of the files in a tar, in order; a hard link is the file that it
-    names.
+def label_content(file, name: str, position: int, length: int) -> bytes | None:
+    """The content of a member that may be a label; it is read while the file is, from which a store
+    gives large blocks.
+    """
+    if not name.lower().endswith(LABELS) or length > MAX_LABEL_MEMBER:
+        return None
+    file.seek(position)
+    return file.read(length)
+
+
+def members(path: str) -> list[tuple[str, int, int, bytes | None]]:
+    """(name, position, length, content if it may be a label) of the files in a tar, in order; a
+    hard link is the file that it names.
 
     Raises:
       UserError: the tar is damaged or has a member that is not supported.
@@ -159,15 +170,16 @@ def members(path: str) -> list[tuple[str, int, int]]:
                 last = f"its member {member.name}"
                 span = spans[posixpath.normpath(member.name)] = span_of(path, member, spans)
                 if span:
-                    found.append((member.name, *span))
+                    content = label_content(file, member.name, *span)
+                    found.append((member.name, *span, content))
                 elif member.name.lower().endswith(SUFFIXES) and not member.isdir():
                     links.append(member.name)
             end = archive.offset
+            check_end(path, file, end, last)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise UserError(
             f"{path} is truncated or not a tar file ({one_line(error)}): fetch it again"
         ) from None
-    check_end(path, end, last)
     if links:
         log.warning(
             "%d images of %s are symbolic links and are skipped, such as %s",
@@ -178,13 +190,13 @@ def members(path: str) -> list[tuple[str, int, int]]:
     return found
 
 
-def label_in(path: str, name: str, position: int, length: int) -> str:
+def label_in(path: str, name: str, length: int, content: bytes | None) -> str:
     """The label in a .cls member (its text) or a .json member (its "label")."""
-    if length > MAX_MEMBER_BYTES:
+    if content is None:
         raise UserError(
             f"member {name} of {path} has {length} bytes, too many for a label: correct it"
         )
-    text = storage.read_range(path, position, length).decode("utf-8", "replace")
+    text = content.decode("utf-8", "replace")
     if not name.lower().endswith(".json"):
         return text
     try:
@@ -209,7 +221,8 @@ def label_of(path: str, key: str, parts: dict) -> tuple[str, bool]:
     what = f"example {key} of {path}"
     for suffix in LABELS:
         if suffix in parts:
-            return clean_label(label_in(path, *parts[suffix]), what), False
+            name, _, length, content = parts[suffix]
+            return clean_label(label_in(path, name, length, content), what), False
     folder = os.path.dirname(key)
     if folder.strip("./"):
         return clean_label(os.path.basename(folder), what), False
@@ -234,13 +247,13 @@ def split_name(base: str) -> tuple[str, str]:
 
 
 def grouped(path: str) -> dict[str, dict]:
-    """Key of an example -> suffix -> (name, position, length) of each member that is not hidden."""
+    """Key of an example -> suffix -> each of the `members` that is not hidden."""
     groups: dict[str, dict] = {}
-    for name, position, length in members(path):
-        folder, base = os.path.split(name)
+    for member in members(path):
+        folder, base = os.path.split(member[0])
         if base and not base.startswith("."):
             stem, suffix = split_name(base)
-            groups.setdefault(os.path.join(folder, stem), {})[suffix] = name, position, length
+            groups.setdefault(os.path.join(folder, stem), {})[suffix] = member
     return groups
 
 
@@ -255,7 +268,7 @@ def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
                 f"example {key} of {path} has {len(images)} images, {names}: name them differently"
             )
         if images:
-            _, position, length = images[0]
+            _, position, length, _ = images[0]
             found.append((key, position, length, *label_of(path, key, parts)))
         # A photo.meta.json is not an example: it may belong to photo.jpg.
         elif parts.keys() & set(LABELS) and "." not in os.path.basename(key):
@@ -265,11 +278,21 @@ def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
     return found
 
 
+def all_examples(paths: list[str]) -> Iterator[list]:
+    """`examples` of each tar; several at a time if the answers take long."""
+    if not storage.is_distant(paths[0]):
+        yield from map(examples, paths)
+        return
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(examples, paths)
+
+
 def scan(paths: list[str]) -> dict[str, np.ndarray]:
-    """The index of all shards."""
+    """The index of all shards; reads them from start to end if they are on a store."""
+    # Read first, so that a change during the scan is noticed.
+    stamps = storage.stamps(paths)
     keys, shard, spans, labels, classes = [], [], [], [], []
-    for number, path in enumerate(paths):
-        found = examples(path)
+    for number, found in enumerate(all_examples(paths)):
         keys += [key for key, *_ in found]
         labels += [label for *_, label, _ in found]
         spans += [(position, length) for _, position, length, *_ in found]
@@ -278,7 +301,7 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
         if number % 100 == 99:
             log.info("indexed %d of %d tars, %d images", number + 1, len(paths), len(keys))
     return dict(
-        stamps=np.asarray([storage.stamp(path) for path in paths], np.int64),
+        stamps=stamps,
         shard=np.asarray(shard, np.int32),
         spans=np.asarray(spans, np.int64).reshape(-1, 2),
         classes=np.asarray(classes, bool),
@@ -287,13 +310,13 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
     )
 
 
-def indexed(where: str, paths: list[str]) -> dict[str, np.ndarray]:
+def indexed(index: tuple[str, str], paths: list[str]) -> dict[str, np.ndarray]:
     def is_current(arrays) -> bool:
         # An index of an earlier version has no "classes", and is built again.
-        stamps = [storage.stamp(path) for path in paths]
-        return len(arrays["classes"]) == len(paths) and np.array_equal(arrays["stamps"], stamps)
+        complete = len(arrays["classes"]) == len(paths)
+        return complete and storage.are_unchanged(paths, arrays["stamps"])
 
-    return index_cache.cached("tars", "\n".join([where, *paths]), lambda: scan(paths), is_current)
+    return index_cache.cached(*index, lambda: scan(paths), is_current)
 
 
 def root_of(where: str) -> str:
@@ -324,7 +347,8 @@ def load(where: str) -> Listing:
     """Lists the images of tar shards."""
     where = storage.absolute(where)
     paths = find(where)
-    arrays = indexed(where, paths)
+    index = "tars", "\n".join([where, *paths])
+    arrays = indexed(index, paths)
     keys = index_cache.Strings.of(arrays, "keys")
     texts = index_cache.Strings.of(arrays, "labels")
     shard = arrays["shard"]
@@ -344,9 +368,7 @@ def load(where: str) -> Listing:
             splits |= dict.fromkeys(names, numbers)
     labels, class_names, num_classes = number_classes(texts, splits, where)
     return Members(
-        tars=paths,
-        tar_of=shard,
-        spans=spans,
+        spans=Spans(paths, arrays["stamps"], shard, spans, index),
         names=keys,
         all_labels=labels,
         splits=splits,

@@ -5,13 +5,15 @@ once.
 import concurrent.futures
 import os
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.spans import Spans
 from vit_jax.errors import UserError
 
-READERS = 16  # shards indexed at a time: on a store every record costs a request
+READERS = 16  # shards indexed at a time; on a store all of their bytes are read
 
 
 def offsets(path: str, count: int) -> np.ndarray:
@@ -21,7 +23,7 @@ def offsets(path: str, count: int) -> np.ndarray:
     """
     found = np.empty((count, 2), np.int64)
     position = 0
-    size = storage.stamp(path)[0]
+    size = storage.size(path)
     with storage.open_file(path) as file:
         for i in range(count):
             file.seek(position)
@@ -40,7 +42,7 @@ def offsets(path: str, count: int) -> np.ndarray:
 def scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
     """The index of complete shards."""
     # Read first, so that a change during the scan is noticed.
-    stamps = np.asarray([storage.stamp(path) for path in paths], np.int64)
+    stamps = storage.stamps(paths)
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         rows = list(pool.map(offsets, paths, counts))
     return dict(stamps=stamps, counts=np.asarray(counts, np.int64), rows=np.concatenate(rows))
@@ -51,26 +53,24 @@ class Records:
 
     def __init__(self, instructions):
         """`instructions`: of TFDS, with filename, skip, take and examples_in_shard."""
-        self.paths = [os.fspath(part.filename) for part in instructions]
+        paths = [os.fspath(part.filename) for part in instructions]
         counts = [part.examples_in_shard for part in instructions]
 
         def is_current(arrays) -> bool:
-            stamps = [storage.stamp(path) for path in self.paths]
-            return np.array_equal(arrays["stamps"], stamps) and np.array_equal(
-                arrays["counts"], counts
-            )
+            same = np.array_equal(arrays["counts"], counts)
+            return same and storage.are_unchanged(paths, arrays["stamps"])
 
-        arrays = index_cache.cached(
-            "tfrecord", "\n".join(self.paths), lambda: scan(self.paths, counts), is_current
-        )
+        index = "tfrecord", "\n".join(paths)
+        arrays = index_cache.cached(*index, lambda: scan(paths, counts), is_current)
         starts = np.cumsum([0, *counts[:-1]])
         chosen = [
             np.arange(start + part.skip, start + part.skip + part.take)
             for start, part in zip(starts, instructions, strict=True)
         ]
-        self.rows = arrays["rows"][np.concatenate(chosen)]
         shards = np.arange(len(chosen), dtype=np.int32)
-        self.shard = np.repeat(shards, [len(part) for part in chosen])
+        files = np.repeat(shards, [len(part) for part in chosen])
+        rows = arrays["rows"][np.concatenate(chosen)]
+        self.spans = Spans(paths, arrays["stamps"], files, rows, index)
 
-    def __getitem__(self, i: int) -> bytes:
-        return storage.read_range(self.paths[self.shard[i]], *self.rows[i].tolist())
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        return self.spans.read(numbers)
