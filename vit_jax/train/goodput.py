@@ -145,13 +145,14 @@ def totals(records: list[dict]) -> dict:
     """
     parts = {name: sum(record["parts"][name] for record in records) for name in OF_A_START}
     gaps = [later["begun"] - end(before) for before, later in itertools.pairwise(records)]
-    parts["down"] = round(sum(max(0.0, gap) for gap in gaps), 3)  # clocks of hosts differ
+    parts["down"] = sum(max(0.0, gap) for gap in gaps)  # clocks of hosts differ
     return summed(parts, len(records), sum(record["steps_repeated"] for record in records))
 
 
 def summed(parts: dict[str, float], starts: int, steps_repeated: int) -> dict:
-    """The totals of these parts."""
-    wall_s = sum(parts.values())
+    """The totals of these parts, in whole milliseconds."""
+    parts = {name: round(seconds, 3) for name, seconds in parts.items()}
+    wall_s = round(sum(parts.values()), 3)
     goodput = parts["steps"] / wall_s if wall_s else 0.0
     return dict(
         wall_s=wall_s, parts=parts, starts=starts, steps_repeated=steps_repeated, goodput=goodput
