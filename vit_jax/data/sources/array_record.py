@@ -46,7 +46,7 @@ def without_block_headers(raw: bytes, position: int) -> bytes:
     return b"".join([raw[:first], *pieces])
 
 
-def varints(content: bytes) -> np.ndarray:
+def varints(content: bytes | memoryview) -> np.ndarray:
     """The numbers that `content` is a sequence of, as int64; up to 63 bits each."""
     found = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(found < 128)
@@ -59,7 +59,7 @@ def varints(content: bytes) -> np.ndarray:
     return np.add.reduceat((found & 127).astype(np.int64) << np.minimum(shifts, 63), starts)
 
 
-def varint(content: bytes, position: int) -> tuple[int, int]:
+def varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
     """(the number at `position`, the position after it)."""
     number = 0
     for shift in range(0, 64, 7):
@@ -71,7 +71,7 @@ def varint(content: bytes, position: int) -> tuple[int, int]:
     raise Damaged("a number is longer than 64 bits")
 
 
-def decompressed(compression: int, content: bytes) -> bytes:
+def decompressed(compression: int, content: memoryview) -> bytes | memoryview:
     if compression == UNCOMPRESSED:
         return content
     if compression != ZSTD:
@@ -107,7 +107,7 @@ def parse_chunk(chunk: bytes) -> list[bytes]:
     data_size = int.from_bytes(chunk[8:16], "little")
     count = int.from_bytes(chunk[25:32], "little")
     total = int.from_bytes(chunk[32:40], "little")
-    data = chunk[CHUNK_HEADER : CHUNK_HEADER + data_size]
+    data = memoryview(chunk)[CHUNK_HEADER : CHUNK_HEADER + data_size]
     if len(data) != data_size:
         raise Damaged("it ends too early")
     if chunk[24] != SIMPLE_CHUNK:
@@ -118,12 +118,12 @@ def parse_chunk(chunk: bytes) -> list[bytes]:
     if len(content) != total:
         raise Damaged(f"it has {len(content)} bytes instead of {total}")
     if count == 1:
-        return [content]
+        return [bytes(content)]
     sizes = varints(decompressed(compression, data[start : start + sizes_size]))
     if len(sizes) != count or sizes.sum() != total:
         raise Damaged("the sizes of its records do not add up")
     ends = np.cumsum(sizes).tolist()
-    return [content[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+    return [bytes(content[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True)]
 
 
 def footer(path: str) -> tuple[np.ndarray, int]:
