@@ -59,8 +59,8 @@ def newest_before(steps: list[int], every: int, limit: int) -> int | None:
 
 
 class KeepReach:
-    """The policy that keeps one checkpoint `reach` steps before the newest: a run can go back to it
-    from there, and from any later step.
+    """The policy that keeps the periodic checkpoints of the last `reach` steps and one before: from
+    any step on, a run can go back that far, even if others, of preemptions, count in `keep_last`.
     """
 
     def __init__(self, reach: int, every: int):
@@ -70,8 +70,8 @@ class KeepReach:
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         """Called by Orbax with all checkpoints."""
         steps = [info.step for info in checkpoints]
-        chosen = newest_before(steps, self.every, max(steps, default=0) - self.reach)
-        return [step == chosen for step in steps]
+        first = newest_before(steps, self.every, max(steps, default=0) - self.reach)
+        return [step % self.every == 0 and step >= first for step in steps]
 
 
 class Checkpointer:
@@ -81,7 +81,7 @@ class Checkpointer:
         """
         Args:
           config: the `checkpoint` part of a config.
-          reach: see `KeepReach`; 0: off.
+          reach: steps, see `KeepReach`; 0: off.
         """
         silence_late_io()
         self.folder = epath.Path(folder)

@@ -18,7 +18,7 @@ class Part:
     """What was left out after one spike."""
 
     spike: int  # the first update whose loss was too high, from 1
-    detected: int  # the last one
+    detected: int  # the one at which that was enough
     step: int  # updates done at the checkpoint to which the run went back
     batches: tuple[int, int]  # the first and the last batch left out
 
@@ -27,7 +27,7 @@ class LeftOut:
     """The parts that a run has left out, in the order in which it went back.
 
     Batches are numbered from 0 by the order of the data, as `order.train_items` and `data show
-    --step` number them; without anything left out, step n (n updates done) reads batch n.
+    --step` number them; step n (n updates done) reads the n-th of those that are not left out.
     """
 
     def __init__(self, parts: list[Part] = ()):
@@ -68,8 +68,7 @@ class LeftOut:
 
         if isinstance(step, int):
             return int(self.batch_of(tf.constant(step, tf.int64)))
-        batch = step
-        for part in self.parts:  # the latest counts, if several do
-            after = part.batches[1] + 1 + step - part.step
-            batch = tf.where(step >= part.step, after, batch)
-        return batch
+        for part in reversed(self.parts):
+            step_before = step + part.detected - part.step  # before the run went back
+            step = tf.where(step >= part.step, step_before, step)
+        return step

@@ -166,8 +166,8 @@ class Spikes:
         times = sum(part.step >= done for part in self.left_out.parts)
         if times >= self.settings.max_rewinds:
             raise NegativeResult(
-                f"{what}, although the run went back to step {done} {times} times: the batches are "
-                "not the reason, and saved checkpoints are valid; lower optim.lr, set "
+                f"{what}, after the run went back to step {done} or later {times} times: the "
+                "batches are not the reason, and saved checkpoints are valid; lower optim.lr, set "
                 "optim.grad_clip_norm, or train on with spikes.factor=0"
             )
         first = self.left_out.batch_of(done)
