@@ -14,7 +14,10 @@ import pytest
 from conftest import ROOT, TINY, metric_lines
 from test_listings import make_folder, make_tar, wds, write_manifest
 from test_sources import prepare_cifar10
+from test_spikes import PARTS, READ, make_config, trained_on
 from test_train import final_params, same_bits
+
+from vit_jax.data.left_out import LeftOut
 
 pytestmark = pytest.mark.slow
 
@@ -334,3 +337,41 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
                 np.testing.assert_allclose(
                     value, params[key], atol=1e-3 * largest, err_msg=f"{count}, {mesh}: {key}"
                 )
+
+
+KILLED_AFTER_A_SPIKE = """
+import os, pathlib, signal, sys
+import jax
+from vit_jax.data.left_out import LeftOut
+from vit_jax.train import __main__ as train, metrics
+
+write = metrics.MetricWriter.write
+
+def write_or_die(self, step, scalars):
+    write(self, step, scalars)
+    workdir = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+    again = step == 27 and len(LeftOut.read(workdir).parts) == 2
+    if again and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+metrics.MetricWriter.write = write_or_die
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_go_back_together_after_a_loss_spike_and_survive_a_kill(tmp_path):
+    config = make_config(tmp_path)
+
+    def train(*code: str) -> tuple[int, str]:
+        words = launcher(2, 1, *code, f"--config={config}", f"--workdir={tmp_path}/run")
+        return finish(subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True))
+
+    _, err = train("-c", KILLED_AFTER_A_SPIKE)
+    assert "process 1 ended first, with exit code 137" in err, err
+    before = losses(tmp_path / "run")
+    code, err = train("-m", "vit_jax.train")
+    assert code == 0 and "training from step 24" in err, err
+    after = losses(tmp_path / "run")
+    assert 25 <= len(before) <= 28 and after[: len(before)] == before, "trained again, bit by bit"
+    assert LeftOut.read(tmp_path / "run").parts == PARTS
+    np.testing.assert_allclose(after, trained_on(config, READ)[0], rtol=1e-2)

@@ -76,14 +76,18 @@ class RetryingSaves:
         )
         return Manager(self.folder, options=options)
 
+    def opened(self) -> Manager:
+        """The manager; a new one after a failed save."""
+        if self.manager is None:
+            self.manager = self.open()
+        return self.manager
+
     def start(self, step: int, items: ocp.args.Composite) -> None:
         """Starts a save; call `wait` before."""
         self.step = step
         try:
             with waiting(f"the save of step {step} to begin"):
-                if self.manager is None:
-                    self.manager = self.open()
-                self.manager.save(step, args=items, force=True)
+                self.opened().save(step, args=items, force=True)
         except Exception as error:  # of Orbax, TensorStore or the store
             self.record(error)
         self.poll()

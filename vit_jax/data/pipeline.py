@@ -1,8 +1,8 @@
 """Batches of uint8 images on the host, from the records of a source.
 
 They are a pure function of (config, seed, step): the position is the step, and there is no other
-state. order.py says which examples a step reads, images.py decodes them, to_device.py takes over
-the batches.
+state but the list of what a run has left out (left_out.py). order.py says which examples a batch
+has, images.py decodes them, to_device.py takes over the batches.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax.data import image_ops, images, order
+from vit_jax.data.left_out import LeftOut
 from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
@@ -55,13 +56,14 @@ class Pipeline:
     """
 
     source: Source
-    items: Callable  # f(step) -> index, seed and mask of each row; see order.py
+    items: Callable  # f(batch number) -> index, seed and mask of each row; see order.py
     image: Callable  # f(encoded, seed) -> uint8 [S, S, 3]; see images.py
     size: int  # S
     rows: int
     steps: int
     on_corrupt: str
     threads: int
+    left_out: LeftOut = dataclasses.field(default_factory=LeftOut)  # may grow between iterations
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
     store_errors: list[UserError] = dataclasses.field(default_factory=list)
@@ -69,6 +71,10 @@ class Pipeline:
     @property
     def read_at_once(self) -> int:
         return READ_AT_ONCE_DISTANT if self.source.distant else READ_AT_ONCE
+
+    def items_at(self, step) -> dict:
+        """The items of the batch that is read at a step."""
+        return self.items(self.left_out.batch_of(step))
 
     def records(self, indices: np.ndarray, skip_failures: bool) -> np.ndarray:
         records = np.empty(len(indices), object)
@@ -138,7 +144,7 @@ class Pipeline:
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
         reads = READS_AHEAD if self.source.distant else self.threads
         read = functools.partial(self.read, skip_failures=skip_failures)
-        items = tf.data.Dataset.range(start, steps).map(graph(self.items)).unbatch()
+        items = tf.data.Dataset.range(start, steps).map(graph(self.items_at)).unbatch()
         records = items.batch(self.read_at_once).map(
             graph(read), num_parallel_calls=reads, deterministic=True
         )
@@ -177,7 +183,7 @@ class Pipeline:
 
     def failed(self, step: int, batch: dict) -> np.ndarray:
         """bool [rows], the examples of a batch that failed and are blank."""
-        mask = self.items(tf.constant(step, tf.int64))["mask"].numpy()
+        mask = self.items_at(tf.constant(step, tf.int64))["mask"].numpy()
         return batch["mask"] < mask
 
     def first_failures(self, step: int) -> tuple[int, list[str]]:
@@ -247,7 +253,9 @@ def cores() -> int:
     return os.cpu_count()
 
 
-def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -> Pipeline:
+def train_pipeline(
+    config, source: Source, rows: np.ndarray, total_steps: int, left_out: LeftOut | None = None
+) -> Pipeline:
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
     return Pipeline(
@@ -259,6 +267,7 @@ def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -
         steps=total_steps,
         on_corrupt=data.on_corrupt,
         threads=data.threads or cores(),
+        left_out=left_out or LeftOut(),
     )
 
 
