@@ -153,7 +153,9 @@ def test_another_program_at_the_port_is_noticed(answer, lines):
         threading.Thread(target=serve, daemon=True).start()
         address = f"localhost:{server.getsockname()[1]}"
         assert "does not answer as process 0 does" in Process(address, 2, 1, seconds=1).end()
-        assert "(Address already in use): choose a free port" in Process(address, 2, 0).end()
+        zero = Process(address, 2, 0, seconds=1)
+        lines.wait_for("process 0 of 2: waits for another program to leave the port of")
+        assert "(Address already in use): choose a free port" in zero.end()
         server.shutdown(socket.SHUT_RDWR)
 
 

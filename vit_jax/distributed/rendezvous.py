@@ -6,6 +6,7 @@ missing, in lines of JSON. When all have come, process 0 frees the port for JAX.
 """
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from vit_jax.errors import UserError
 
 RETRY_S = 1
 CONNECT_S = 5
+PORT_S = 30  # for another program to leave the port of process 0
 NEWS_S = 5  # between two messages to a process that waits
 SILENCE_S = 30  # after which process 0 counts as lost
 NAMED = 4  # hosts in a line
@@ -58,12 +60,13 @@ class Leader:
         self.gave_up = False
         self.talks: list[threading.Thread] = []
         self.changed = threading.Condition()
-        self.listener = listen(job)
+        self.listener: socket.socket | None = None
 
     def missing(self) -> list[int]:
         return [i for i in range(self.job.count) if i not in self.hosts]
 
     def wait(self, deadline: float) -> bool:
+        self.listener = self.listen(min(deadline, time.monotonic() + PORT_S))
         threading.Thread(target=self.accept, daemon=True).start()
         with self.changed:
             complete = self.changed.wait_for(
@@ -78,6 +81,23 @@ class Leader:
             for talk in self.talks:
                 talk.join(max(last - time.monotonic(), 0))
         return complete
+
+    def listen(self, deadline: float) -> socket.socket:
+        """A socket at the port of this process; UserError if it can't be had. A process of the job
+        before may still end.
+        """
+        while True:
+            try:
+                return server(self.job)
+            except (OSError, OverflowError) as error:
+                code = getattr(error, "errno", None)
+                if code != errno.EADDRINUSE or time.monotonic() > deadline:
+                    problem = os.strerror(code) if code else str(error)
+                    raise UserError(
+                        f"process 0 can't listen on {self.job.address} ({problem}): choose a free "
+                        f"port in {COORDINATOR}"
+                    ) from error
+            time.sleep(RETRY_S)
 
     def accept(self) -> None:
         while True:
@@ -130,6 +150,8 @@ class Leader:
                 self.changed.wait_for(lambda: not self.missing(), NEWS_S)
 
     def status(self) -> str:
+        if self.listener is None:
+            return f"waits for another program to leave the port of {self.job.address}"
         with self.changed:
             hosts = sorted(self.hosts.items())[1:]
         here = [f"{index} on {host}" for index, host in hosts[:NAMED]]
@@ -217,24 +239,19 @@ def send(connection: socket.socket, **message) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def listen(job: Job) -> socket.socket:
-    """A socket at the port of process 0; UserError if it can't be had."""
-    host, port = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", job.address).rsplit(":", 1)
-    if "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:
-        host = ""
+def server(job: Job) -> socket.socket:
+    """Listens where JAX's coordinator will."""
+    port = job.address.rsplit(":", 1)[1]
+    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
+    host, port = bind.rsplit(":", 1)
     backlog = max(job.count, 128)
-    try:
-        if socket.has_dualstack_ipv6() and host in ("", "[::]"):
-            return socket.create_server(
-                ("", int(port)), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-            )
-        return socket.create_server((host, int(port)), backlog=backlog)
-    except (OSError, OverflowError) as error:
-        problem = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
-        raise UserError(
-            f"process 0 can't listen on {job.address} ({problem}): choose a free port in "
-            f"{COORDINATOR}"
-        ) from error
+    if host != "[::]":
+        return socket.create_server((host.strip("[]"), int(port)), backlog=backlog)
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", int(port)), backlog=backlog)
+    return socket.create_server(
+        ("", int(port)), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+    )
 
 
 def connection_problem(error: Exception, host: str) -> str:
