@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from vit_jax.distributed import rendezvous, waiting
+from vit_jax.distributed import peers, rendezvous
 from vit_jax.distributed.job import Job
 from vit_jax.errors import UserError
 
@@ -31,13 +31,13 @@ class Lines(logging.Handler):
 @pytest.fixture
 def lines(monkeypatch):
     """What is said, every 20 ms instead of every ten seconds."""
-    monkeypatch.setattr(waiting, "LINE_S", 0.02)
+    monkeypatch.setattr(peers, "LINE_S", 0.02)
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.02)
     monkeypatch.setattr(rendezvous, "NEWS_S", 0.02)
     handler = Lines()
-    waiting.log.addHandler(handler)
+    peers.log.addHandler(handler)
     yield handler
-    waiting.log.removeHandler(handler)
+    peers.log.removeHandler(handler)
 
 
 class Process(threading.Thread):
@@ -178,4 +178,4 @@ def test_who_did_not_come_is_in_the_error(lines):
     ],
 )
 def test_many_processes_in_few_words(indices, text):
-    assert waiting.processes(indices) == text
+    assert peers.names(indices) == text

@@ -25,7 +25,7 @@ JOIN = """
 import os, signal, sys, time
 from etils import epath
 from vit_jax import cli, errors
-from vit_jax.distributed import preflight, processes, waiting, watchdog
+from vit_jax.distributed import peers, preflight, processes, watchdog
 
 what, _, who = sys.argv[1].partition(":")
 processes.HEARTBEAT_S = 15
@@ -40,7 +40,7 @@ def main():
     with cli.logging_to(None):
         if what == "fail" and me:
             raise errors.UserError("process has no data: get some")
-        waiting.LINE_S = 1 if what == "late" else 10
+        peers.LINE_S = 1 if what == "late" else 10
         if what == "late" and me:
             time.sleep(30)
         folder = None

@@ -9,7 +9,7 @@ import time
 import jax
 from jax._src.distributed import global_state  # no public API exposes the key-value store
 
-from vit_jax.distributed import waiting
+from vit_jax.distributed import peers
 from vit_jax.distributed.job import START_TIMEOUT
 from vit_jax.errors import UserError
 
@@ -55,12 +55,12 @@ def all_gather(what: str, text: str, seconds: int) -> list[str]:
     number = next(all_gather_ids)
     count = global_state.num_processes
     key = f"vit_jax/{number}"
-    with waiting.said(lambda: describe_wait(what, key, seconds), LINE_S):
+    with peers.awaited(lambda: describe_wait(what, key, seconds), LINE_S):
         texts = post(key, text, seconds)
     missing = [i for i in range(count) if i not in texts]
     if missing:
         raise UserError(
-            f"{waiting.processes(missing)} of {count} did not reach {what} within {seconds} s: see "
+            f"{peers.names(missing)} of {count} did not reach {what} within {seconds} s: see "
             f"the logs of all processes; to wait longer at the start, set {START_TIMEOUT}=SECONDS"
         )
     # All processes are here, so all have read the texts of the call before.
@@ -104,7 +104,7 @@ def barrier(key: str, seconds: float, unless: str) -> None:
     barrier_ids[key] += 1
     here = f"vit_jax/barrier/{key}/{number}"
     client.key_value_set(f"{here}/{process}", "")
-    with waiting.said(lambda: describe_wait(key, here, seconds), LINE_S):
+    with peers.awaited(lambda: describe_wait(key, here, seconds), LINE_S):
         while len(client.key_value_dir_get(here)) < global_state.num_processes:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the key is not set
                 client.key_value_try_get(unless)
@@ -136,8 +136,7 @@ def describe_wait(what: str, key: str, seconds: float) -> str:
     if not missing:
         return f"waiting for {what}: all {count} processes are here"
     return (
-        f"waiting for {waiting.processes(missing)} of {count} to reach {what}, for up to "
-        f"{seconds:.0f} s"
+        f"waiting for {peers.names(missing)} of {count} to reach {what}, for up to {seconds:.0f} s"
     )
 
 

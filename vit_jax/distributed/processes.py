@@ -10,7 +10,7 @@ import jax
 from jax._src import xla_bridge  # no public API says whether JAX has devices already
 
 from vit_jax.distributed import job as jobs
-from vit_jax.distributed import messages, rendezvous, waiting
+from vit_jax.distributed import messages, peers, rendezvous
 from vit_jax.distributed.job import START_TIMEOUT, VARIABLES, Job
 from vit_jax.errors import UserError, one_line
 
@@ -108,7 +108,7 @@ def call(function: Callable, seconds: float, describe: Callable[[], str]):
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    with waiting.said(describe):
+    with peers.awaited(describe):
         return future.result(seconds)
 
 

@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 
-from vit_jax.distributed import waiting
+from vit_jax.distributed import peers
 from vit_jax.distributed.job import COORDINATOR, COUNT, INDEX, START_TIMEOUT, Job
 from vit_jax.errors import UserError
 
-RETRY_S = 1
+RETRY_S = 0.5
 CONNECT_S = 5
 PORT_S = 30  # for another program to leave the port of process 0
 NEWS_S = 5  # between two messages to a process that waits
@@ -42,7 +42,7 @@ def meet(job: Job, seconds: int) -> None:
             f"({START_TIMEOUT}){job.hint}"
         )
 
-    with waiting.said(describe):
+    with peers.awaited(describe):
         complete = place.wait(deadline)
     if not complete:
         raise UserError(
@@ -158,15 +158,12 @@ class Leader:
         if len(hosts) > NAMED:
             here.append(f"{len(hosts) - NAMED} more")
         came = f"; here: {', '.join(here)}" if here else ""
-        return (
-            f"waits at {self.job.address} for {waiting.processes(self.missing())}{came}"
-            f"{self.refused}"
-        )
+        return f"waits at {self.job.address} for {peers.names(self.missing())}{came}{self.refused}"
 
     def failure(self, seconds: int) -> str:
         return (
             f"not all {self.job.count} processes joined process 0 at {self.job.address} within "
-            f"{seconds} s ({waiting.processes(self.missing())} did not come{self.refused}): check "
+            f"{seconds} s ({peers.names(self.missing())} did not come{self.refused}): check "
             "that all were started, can reach this address, and have the same number of processes"
         )
 
@@ -218,7 +215,7 @@ class Follower:
     def status(self) -> str:
         if self.problem:
             return f"can't reach process 0 at {self.job.address} yet ({self.problem})"
-        return f"connected to {self.job.address}, waits for {waiting.processes(self.missing)}"
+        return f"connected to {self.job.address}, waits for {peers.names(self.missing)}"
 
     def failure(self, seconds: int) -> str:
         job = self.job
@@ -230,7 +227,7 @@ class Follower:
             )
         return (
             f"process {job.index} of {job.count} reached {job.address}, but "
-            f"{waiting.processes(self.missing)} did not come within {seconds} s: check that all "
+            f"{peers.names(self.missing)} did not come within {seconds} s: check that all "
             "were started and can reach this address"
         )
 

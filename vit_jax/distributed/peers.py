@@ -1,4 +1,4 @@
-"""A wait that says whom it waits for."""
+"""Waiting for other processes: what is said meanwhile."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ LINE_S = 10  # before the first line
 
 
 @contextlib.contextmanager
-def said(describe: Callable[[], str], every: float | None = None) -> Iterator[None]:
+def awaited(describe: Callable[[], str], every: float | None = None) -> Iterator[None]:
     """Logs `describe()` after `LINE_S` seconds in the body and then every `every` seconds, by
     default as often.
 
@@ -35,7 +35,7 @@ def said(describe: Callable[[], str], every: float | None = None) -> Iterator[No
         speaker.join()
 
 
-def processes(indices) -> str:
+def names(indices) -> str:
     """ "process 3", "processes 1, 2", or "processes 1-3, 7"."""
     ranges: list[list[int]] = []
     for index in sorted(indices):
