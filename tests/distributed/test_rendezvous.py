@@ -35,9 +35,9 @@ def lines(monkeypatch):
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.02)
     monkeypatch.setattr(rendezvous, "NEWS_S", 0.02)
     handler = Lines()
-    peers.log.addHandler(handler)
+    peers.project.addHandler(handler)
     yield handler
-    peers.log.removeHandler(handler)
+    peers.project.removeHandler(handler)
 
 
 class Process(threading.Thread):

@@ -2,10 +2,13 @@
 
 import contextlib
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
+project = logging.getLogger("vit_jax")
 
 LINE_S = 10  # before the first line
 
@@ -15,14 +18,14 @@ def awaited(describe: Callable[[], str], every: float | None = None) -> Iterator
     """Logs `describe()` after `LINE_S` seconds in the body and then every `every` seconds, by
     default as often.
 
-    The lines are warnings, which every process has on stderr, also before its log is set up.
+    The lines are warnings, which every process has on stderr.
     """
     over = threading.Event()
 
     def speak():
         pause = LINE_S
         while not over.wait(pause):
-            log.warning("%s", describe())
+            say(describe())
             pause = every or LINE_S
 
     speaker = threading.Thread(target=speak, daemon=True)
@@ -33,6 +36,14 @@ def awaited(describe: Callable[[], str], every: float | None = None) -> Iterator
         over.set()
         # Killed inside JAX by the end of the interpreter, it would abort the process.
         speaker.join()
+
+
+def say(line: str) -> None:
+    """Logs a line; before the log is set up, it is on stderr only."""
+    if project.handlers:
+        log.warning("%s", line)
+    else:
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def names(indices) -> str:
