@@ -290,9 +290,13 @@ MESHES = {
     "fsdp and tensor": dict(data=1, fsdp=2, tensor=2),
 }
 
+# On one host, the profiles of two processes would have the same name.
 SEVERAL_RUNS = """
 import json, sys
+import jax
 from vit_jax.train.__main__ import main
+start_trace = jax.profiler.start_trace
+jax.profiler.start_trace = lambda folder: start_trace(f"{folder}/{jax.process_index()}")
 for arguments in json.loads(sys.argv[1]):
     if code := main(arguments):
         sys.exit(code)
@@ -301,7 +305,7 @@ for arguments in json.loads(sys.argv[1]):
 
 def test_one_two_and_four_processes_train_the_same(tmp_path):
     """On every mesh of four devices, over 10 steps, against one device; Adam's first steps amplify
-    rounding.
+    rounding. A profile is taken on all processes, since one alone would hang a pod.
     """
     (tmp_path / "tiny.py").write_text(TINY)
     common = [f"--config={tmp_path}/tiny.py"]
@@ -313,6 +317,8 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
         runs = []
         for mesh, sizes in meshes.items():
             flags = [f"--config.mesh.{axis}={size}" for axis, size in sizes.items()]
+            if mesh == "data":
+                flags += ["--config.profile.first_step=5", "--config.profile.num_steps=2"]
             runs.append([*common, f"--workdir={tmp_path}/{name}/{mesh}", *flags])
         command = launcher(count, devices, "-c", SEVERAL_RUNS, json.dumps(runs))
         done = subprocess.run(
@@ -326,6 +332,9 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
     mixed = {name: MESHES[name] for name in ("data", "fsdp and tensor")}
     for count, devices, meshes in ((2, 2, mixed), (4, 1, MESHES)):
         train(str(count), count, devices, meshes)
+        profiled = tmp_path / str(count) / "data/profile"
+        traces = {path.relative_to(profiled).parts[0] for path in profiled.rglob("*.xplane.pb")}
+        assert traces == {str(index) for index in range(count)}
         for mesh in meshes:
             workdir = tmp_path / str(count) / mesh
             np.testing.assert_allclose(
