@@ -96,7 +96,7 @@ class Cluster:
     def configure(self) -> None:
         host = socket.gethostname()
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=1"
             for node in NODES
         )
         text = CONF.format(
