@@ -1,7 +1,10 @@
 """Records on a store: what is asked for, and that it is what local files give."""
 
 import io
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from types import SimpleNamespace
 
@@ -9,10 +12,11 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
+from conftest import ROOT
 from test_pipeline import SIDE, assert_same, eval_config, memory_source, noise, train_config
 from test_sources import prepare_cifar10
 
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, read_ahead
 from vit_jax.data.sources import array_record, object_file, spans, storage
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import runtime
@@ -149,10 +153,14 @@ def prepared(request, tmp_path_factory):
     return f"tars:{folder}", ""
 
 
-def batches_of(name: str, data_dir: str, on_corrupt="error", start=0, stop=5) -> list[dict]:
+def batches_from(name: str, data_dir: str, on_corrupt="error", start=0, stop=10**6):
     source = sources.open_source(name, "train", data_dir)
     config = train_config(16, seed=2, on_corrupt=on_corrupt)
-    return list(pipeline.train_pipeline(config, source, np.arange(16), stop).batches(start))
+    return pipeline.train_pipeline(config, source, np.arange(16), stop).batches(start)
+
+
+def batches_of(name: str, data_dir: str, on_corrupt="error", start=0) -> list[dict]:
+    return list(batches_from(name, data_dir, on_corrupt, start, 5))
 
 
 @pytest.mark.parametrize("on_corrupt", ["error", "skip"])
@@ -205,6 +213,47 @@ def test_a_file_that_changes_during_a_run_is_no_damaged_image(copied, store, on_
     assert str(caught.value).startswith(f"{shard} has changed since it was indexed")
     assert not host.skipped
     assert len(indices - set(runtime.folder().glob("*.npz"))) == 1  # the outdated one is removed
+
+
+def test_what_is_read_ahead_keeps_nobody_from_leaving(prepared, monkeypatch):
+    """Neither an iterator that is dropped during reads that take long, nor the next one."""
+    simulated = storage.Simulated(0.5, 4)
+    monkeypatch.setattr(storage, "simulated", simulated)
+    monkeypatch.setattr(pipeline, "READ_AT_ONCE_DISTANT", 8)
+    source = sources.open_source(prepared[0], "train", prepared[1])
+    host = pipeline.train_pipeline(train_config(16), source, np.arange(16), 10**6)
+    for start in (0, 10**5):
+        batches = host.batches(start)
+        next(batches)
+        batches.close()
+    for ahead in list(read_ahead.RUNNING):
+        for thread in ahead.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    simulated.pool.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["sys.exit(75)", "raise SystemExit(75)"])
+def test_a_process_ends_while_it_reads(prepared, end):
+    code = f"""
+import sys
+import numpy as np
+from test_distant import batches_from
+from vit_jax.data.sources import storage
+storage.simulate_store(0.2, 4)
+batches = batches_from({prepared[0]!r}, {prepared[1]!r})
+next(batches)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | dict(PYTHONPATH=f"{ROOT}:{ROOT}/tests:{ROOT}/tests/data"),
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 75
 
 
 def test_a_damaged_record_is_skipped_alone(tmp_path, store):

@@ -6,7 +6,6 @@ has, images.py decodes them, to_device.py takes over the batches.
 """
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from vit_jax.data import image_ops, images, order
 from vit_jax.data.left_out import LeftOut
+from vit_jax.data.read_ahead import ReadAhead
 from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
@@ -24,10 +24,9 @@ from vit_jax.errors import UserError, one_line
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
 READ_AT_ONCE = 16  # records per call of Python, which holds a lock
-# From a store: the more records a call reads, the more of them are neighbours, which one request
-# reads. While one call's records are decoded, those of the next two are read.
+# The same from a store: the more records are read at once, the more of them are neighbours, which
+# one request reads. With read_ahead.py, about four times as many are in memory.
 READ_AT_ONCE_DISTANT = 1024
-READS_AHEAD = 2
 PREFETCH = 2  # batches that are ready on the host
 
 
@@ -66,7 +65,7 @@ class Pipeline:
     left_out: LeftOut = dataclasses.field(default_factory=LeftOut)  # may grow between iterations
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
-    store_errors: list[UserError] = dataclasses.field(default_factory=list)
+    unreadable: dict[int, str] = dataclasses.field(default_factory=dict)  # id -> why
 
     @property
     def read_at_once(self) -> int:
@@ -76,39 +75,33 @@ class Pipeline:
         """The items of the batch that is read at a step."""
         return self.items(self.left_out.batch_of(step))
 
-    def records(self, indices: np.ndarray, skip_failures: bool) -> np.ndarray:
+    def records(self, indices: np.ndarray) -> np.ndarray:
+        """The records, objects [n]; empty, which can't be decoded, if they can't be read."""
         records = np.empty(len(indices), object)
         with self.stages.time("read", len(indices)):
-            records[:] = self.read_records(indices.tolist(), skip_failures)
+            try:
+                records[:] = self.source.read(indices.tolist())
+            except UserError:  # no fault of an image
+                raise
+            except Exception:
+                records[:] = [self.record_or_empty(i) for i in indices.tolist()]
         return records
 
-    def read_records(self, numbers: list[int], skip_failures: bool) -> list[bytes]:
+    def record_or_empty(self, i: int) -> bytes:
         try:
-            return self.source.read(numbers)
-        except UserError as error:  # no fault of an image; TensorFlow would change its type
-            self.store_errors.append(error)
-            raise
-        except Exception:
-            if not skip_failures:
-                raise
-        return [self.record_or_empty(number) for number in numbers]
-
-    def record_or_empty(self, number: int) -> bytes:
-        """A record, or nothing, which can't be decoded, if it can't be read."""
-        try:
-            return self.source.read([number])[0]
+            return self.source.read([i])[0]
         except UserError:
             raise
-        except Exception:
+        except Exception as error:
+            self.unreadable[i] = f"{type(error).__name__}: {one_line(error)}"
             return b""
 
     def label_shape(self) -> list[int]:
         return [self.source.set_size] if self.source.set_size else []
 
-    def read(self, item: dict, skip_failures: bool = False) -> dict:
+    def read(self, item: dict) -> dict:
         """Adds the raw records of some items."""
-        records = functools.partial(self.records, skip_failures=skip_failures)
-        record = tf.numpy_function(records, [item["index"]], tf.string, stateful=False)
+        record = tf.numpy_function(self.records, [item["index"]], tf.string, stateful=False)
         return item | dict(record=tf.ensure_shape(record, item["index"].shape))
 
     def example(self, item: dict) -> dict:
@@ -137,32 +130,41 @@ class Pipeline:
         record = self.read({name: value[None] for name, value in item.items()})["record"]
         return self.example(item | dict(record=record[0]))
 
-    def dataset(self, start: int, steps: int, skip_failures: bool) -> tf.data.Dataset:
+    def groups(self, start: int, steps: int) -> tf.data.Dataset:
+        """The items from step `start` up to `steps`, `read_at_once` at a time."""
+        items = tf.data.Dataset.range(start, steps).map(graph(self.items_at))
+        return items.unbatch().batch(self.read_at_once)
+
+    def read_groups(self, start: int, steps: int, ahead: ReadAhead | None) -> tf.data.Dataset:
+        """The same with their records."""
+        if ahead:
+            return ahead.groups(-(-(steps - start) * self.rows // self.read_at_once))
+        parallel = dict(num_parallel_calls=self.threads, deterministic=True)
+        return self.groups(start, steps).map(graph(self.read), **parallel)
+
+    def dataset(
+        self, start: int, steps: int, skip_failures: bool, ahead: ReadAhead | None = None
+    ) -> tf.data.Dataset:
         """Batches from step `start` up to `steps`. With `skip_failures`, examples that fail are
         blank and masked; otherwise they end the iteration with an error.
+
+        Args:
+          ahead: has the records, if it takes long to read them.
         """
         parallel = dict(num_parallel_calls=self.threads, deterministic=True)
-        reads = READS_AHEAD if self.source.distant else self.threads
-        read = functools.partial(self.read, skip_failures=skip_failures)
-        items = tf.data.Dataset.range(start, steps).map(graph(self.items_at)).unbatch()
-        records = items.batch(self.read_at_once).map(
-            graph(read), num_parallel_calls=reads, deterministic=True
-        )
+        records = self.read_groups(start, steps, ahead).unbatch()
         if skip_failures:
             each = one_or_blank(self.example, self.blank)
-            examples = records.unbatch().interleave(
-                graph(each), cycle_length=self.threads, **parallel
-            )
+            examples = records.interleave(graph(each), cycle_length=self.threads, **parallel)
         else:
-            examples = records.unbatch().map(graph(self.example), **parallel)
+            examples = records.map(graph(self.example), **parallel)
         options = tf.data.Options()
         # The thread of the autotuner can delay the end of an iterator by most of a minute, and
         # there is nothing to tune.
         options.autotune.enabled = False
         # A thread pool of its own, and operations that are not split further: 5 % less time goes
         # into waking threads.
-        waiting = reads if self.source.distant else 0
-        options.threading.private_threadpool_size = self.threads + waiting
+        options.threading.private_threadpool_size = self.threads + bool(ahead)  # which waits
         options.threading.max_intra_op_parallelism = 1
         batches = examples.batch(self.rows, drop_remainder=True).prefetch(PREFETCH)
         return batches.with_options(options)
@@ -174,20 +176,26 @@ class Pipeline:
           StoreError: a store can't be read.
           tf.errors.OpError: an example fails, without `skip_failures`.
         """
+        ahead = None
+        if self.source.distant:
+            ahead = ReadAhead(self.groups(start, steps), self.records)
         try:
-            yield from self.dataset(start, steps, skip_failures).as_numpy_iterator()
+            yield from self.dataset(start, steps, skip_failures, ahead).as_numpy_iterator()
         except tf.errors.OpError:
-            if self.store_errors:
-                raise self.store_errors[0] from None
+            if ahead and ahead.error:
+                raise ahead.error from None
             raise
+        finally:
+            if ahead:
+                ahead.close()
 
     def failed(self, step: int, batch: dict) -> np.ndarray:
         """bool [rows], the examples of a batch that failed and are blank."""
         mask = self.items_at(tf.constant(step, tf.int64))["mask"].numpy()
         return batch["mask"] < mask
 
-    def first_failures(self, step: int) -> tuple[int, list[str]]:
-        """The first step from `step` on with examples that fail, and their names.
+    def first_failures(self, step: int) -> tuple[int, list[int]]:
+        """The first step from `step` on with examples that fail, and their ids.
 
         Records are read ahead: one that fails may belong to a batch after that of `step`.
         """
@@ -195,7 +203,7 @@ class Pipeline:
         for number, batch in enumerate(self.arrays(step, last, skip_failures=True), step):
             failed = batch["id"][self.failed(number, batch)]
             if len(failed):
-                return number, [self.source.describe(int(i)) for i in failed]
+                return number, failed.tolist()
         return step, []
 
     def record_skipped(self, step: int, batch: dict) -> None:
@@ -206,7 +214,8 @@ class Pipeline:
             index = int(batch["id"][row])
             if index not in self.skipped:
                 item = dict(index=batch["id"][row], seed=batch["seed"][row], mask=np.float32(1))
-                self.skipped.add(index, self.source.describe(index), self.failure_reason(item))
+                why = self.unreadable.get(index) or self.failure_reason(item)
+                self.skipped.add(index, self.source.describe(index), why)
 
     def failure_reason(self, item: dict) -> str:
         try:
@@ -227,13 +236,14 @@ class Pipeline:
             try:
                 batch = next(iterator)
             except tf.errors.OpError as error:
-                number, names = self.first_failures(step)
-                if not names:
+                number, failed = self.first_failures(step)
+                if not failed:
                     raise
+                why = self.unreadable.get(failed[0]) or short_reason(error)
                 raise UserError(
-                    f"{names[0]} can't be read as an image ({len(names)} such in the batch of "
-                    f"step {number}): remove or replace it, or set data.on_corrupt=skip; the "
-                    f"reason: {short_reason(error)}"
+                    f"{self.source.describe(failed[0])} can't be read as an image ({len(failed)} "
+                    f"such in the batch of step {number}): remove or replace it, or set "
+                    f"data.on_corrupt=skip; the reason: {why}"
                 ) from None
             self.stages.add("decode", float(batch.pop("seconds").sum()), self.rows)
             self.record_skipped(step, batch)

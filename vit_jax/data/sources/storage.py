@@ -7,9 +7,12 @@ seconds.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,6 +25,7 @@ from vit_jax.errors import UserError, one_line
 
 ANSWER_S = 300  # until a request is given up, with all its repetitions
 PROBE_S = 20  # until a store counts as unreachable at the start
+POLL_S = 0.5
 PROBES = 3  # repetitions meanwhile
 CHECKED = 4  # files on a store whose changes are looked for at the start; others when they are read
 
@@ -112,15 +116,27 @@ def answer(path: str, future) -> tuple[bytes, tuple[int, int]]:
 
 def result_of(path: str, future, seconds: float):
     """Waits for a future of `objects.read`, or raises StoreError."""
+    end = time.monotonic() + seconds
+    while not future.done() and time.monotonic() < end and not stopped.is_set():
+        with contextlib.suppress(Exception):  # it is raised below
+            future.result(timeout=POLL_S)
     try:
-        return future.result(timeout=seconds)
+        return future.result(timeout=0)
     except Exception as error:  # of many types
         raise StoreError(f"{path} can't be read: {reason(error)}") from None
 
 
+stopped = threading.Event()
+
+
+def stop_waiting() -> None:
+    """Ends all waits for a store, because the process ends."""
+    stopped.set()
+
+
 def reason(error: Exception) -> str:
     """What is wrong, and what to do, in an error of `tensorstore`'s client."""
-    text = one_line(error)[:200]
+    text = re.sub(r" *\[http_response_body=.*?'\]", "", one_line(error))[:200]
     if isinstance(error, TimeoutError) or "DEADLINE_EXCEEDED" in text:
         return f"the store does not answer ({text or 'time-out'}): check the network"
     if "PERMISSION_DENIED" in text or "UNAUTHENTICATED" in text:
