@@ -107,7 +107,7 @@ def bucket_exists(path: str) -> bool:
 def limit_retries() -> None:
     """Makes TensorFlow's client give up a request after about half a minute, not after minutes.
 
-    Call it before that client is used. If one in 20 requests fails, so many repetitions fail in a
+    Call it before TensorFlow is loaded. If one in 20 requests fails, so many repetitions fail in a
     row once in 10^9.
     """
     os.environ.setdefault("GCS_RETRY_CONFIG_MAX_RETRIES", "6")
