@@ -2,7 +2,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := demo
 
-.PHONY: demo test plans faults
+.PHONY: demo test plans faults slurm
 
 demo: .venv/installed
 	.venv/bin/python -m vit_jax.demo
@@ -15,6 +15,10 @@ test: .venv/installed
 # Tries to lose a run in a thousand ways, which takes half an hour of two cores.
 faults: .venv/installed
 	PYTHONPATH=.:tests:tests/train .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
+
+# Jobs under a Slurm of two nodes on this machine, which takes a quarter of an hour.
+slurm: .venv/installed
+	PYTHONPATH=.:tests:tests/faults:tests/train .venv/bin/python tests/slurm/trials.py
 
 # Compiles every recipe of configs/pods.py for its pod, which takes an hour of two cores.
 plans: .venv/installed

@@ -12,7 +12,10 @@ import sys
 
 import yaml
 
+from launch import command as commands
+from launch.tpu_types import Slice
 from vit_jax import cli
+from vit_jax.distributed.job import TPU_PORT
 from vit_jax.errors import UserError
 
 PLANE = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -40,8 +43,8 @@ CHIPS = {
 CHIPS_PER_HOST = 4  # except in 1x1
 
 POOL = "cloud.google.com/gke-nodepool"
-# 8471: between chips of a slice; 8080: between slices; 8482: between JAX's processes.
-PORTS = (8471, 8080, 8482)
+# Between chips of a slice, between slices, and between JAX's processes.
+PORTS = (8471, 8080, int(TPU_PORT))
 GRACE_SECONDS = 600  # to save after SIGTERM; spot nodes always have less
 START_SECONDS = 1800  # between the first pod and the last, for slow nodes and images
 MAX_RESTARTS = 100  # each preemption counts
@@ -207,6 +210,16 @@ def check(args: argparse.Namespace, command: list[str]) -> None:
         )
     if not command:
         raise UserError("no command: give it after --, such as -- python -m vit_jax.train ...")
+    commands.check_workdir(command, "lost with the pod, and another folder on each host")
+    commands.check_recipe(command, target(args.topology), args.num_slices)
+
+
+def target(topology: str) -> Slice:
+    """What a command finds on a slice of GKE."""
+    _, shape, hosts, chips_per_host = slice_shape(topology)
+    chips = hosts * chips_per_host
+    kind = topology.partition(":")[0]
+    return Slice(f"--topology={topology}", kind, chips, chips, hosts == 1, shape)
 
 
 def render(args: argparse.Namespace, command: list[str]) -> None:

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 
+from launch import archive, tpu_types
 from vit_jax.errors import UserError
 
 ACTIONS = {
@@ -29,12 +30,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHIVES = "/tmp"
 SCRIPT = "vit_jax/launch/worker.sh"
 
-# The files as they are, committed or not, except those that git ignores. An index of its own leaves
-# the user's index alone.
-PACK = (
-    'export GIT_INDEX_FILE="$2.index" && cd "$1" && git add --all && '
-    'git archive --format=tar.gz --output="$2" "$(git write-tree)" && rm "$GIT_INDEX_FILE"'
-)
 UNPACK = f"mkdir -p vit_jax && tar -xzf vit_jax.tar.gz -C vit_jax && bash {SCRIPT} setup"
 
 
@@ -50,6 +45,8 @@ class Pod:
     spot: bool = False
     runtime: str | None = None
     create_args: tuple[str, ...] = ()
+    unlisted: bool = False
+    untracked: bool = False
 
     def __post_init__(self):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", self.name):
@@ -57,12 +54,17 @@ class Pod:
                 f"--name={self.name} is not a valid name: choose up to 50 characters from a-z, 0-9 "
                 "and -, the first a letter, the last not -"
             )
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", self.zone):
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]", self.zone):
             raise UserError(
                 f"--zone={self.zone} is not a zone: give one that has your TPUs, such as us-west4-a"
             )
         if self.num_slices < 1:
             raise UserError(f"--num_slices={self.num_slices} is less than 1: give 1 or more")
+
+    @property
+    def target(self) -> tpu_types.Slice:
+        """UserError if there is no such slice in this zone."""
+        return tpu_types.parse(self.accelerator, self.zone, self.unlisted)
 
     @property
     def nodes(self) -> list[str]:
@@ -80,14 +82,10 @@ class Pod:
         return ["gcloud", "compute", "tpus", *words, *place]
 
     def create(self) -> list[str]:
-        kind, _, size = (self.accelerator or "").partition("-")
-        if kind not in RUNTIMES or not size.isdecimal():
-            known = ", ".join(f"{kind}-N" for kind in RUNTIMES)
-            raise UserError(
-                f"--accelerator={self.accelerator}: give one of {known}; newer TPUs: launch.gke"
-            )
+        target = self.target
+        kind = self.accelerator.partition("-")[0]
         flags = [
-            f"--accelerator-type={self.accelerator}",
+            target.flag.replace("--accelerator", "--accelerator-type"),
             f"--runtime-version={self.runtime or RUNTIMES[kind]}",
         ]
         if self.num_slices == 1:
@@ -106,7 +104,7 @@ class Pod:
         return self.tpus("queued-resources", "delete", self.name, "--force", "--quiet")
 
     def pack(self) -> list[str]:
-        return ["bash", "-c", PACK, "pack", str(ROOT), self.archive]
+        return archive.command(ROOT, self.archive, self.untracked)
 
     def copy(self, node: str) -> list[str]:
         return self.tpus("tpu-vm", "scp", self.archive, f"{node}:vit_jax.tar.gz", "--worker=all")

@@ -8,12 +8,15 @@ python -m launch.tpu_vm up --name=NAME --zone=ZONE --project=PROJECT \\
 import argparse
 import concurrent.futures
 import dataclasses
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 
+from launch import archive, tpu_pod
+from launch import command as commands
 from launch.tpu_pod import ACTIONS, Pod, plan
 from vit_jax import cli, errors
 from vit_jax.errors import NegativeResult, Preempted, UserError
@@ -101,6 +104,25 @@ def create(pod: Pod) -> None:
             f"{pod.name} is {state or 'gone'}: delete it and request it again, in another zone or "
             "with fewer chips"
         )
+
+
+def check(pod: Pod, action: str, command: list[str]) -> None:
+    """Raises UserError if the command does not fit the TPUs, as far as that is known here."""
+    if action == "up":
+        commands.check_workdir(command, "lost with the disks of the TPU VMs")
+    if pod.accelerator is None or pod.num_slices > 1 or not pod.target.has_one_host:
+        commands.check_workdir(command, "another folder on each host of the pod")
+    if pod.accelerator:
+        commands.check_recipe(command, pod.target, pod.num_slices)
+
+
+def pack(pod: Pod, command: list[str], max_mb: float) -> None:
+    """Makes the archive that `setup` copies, and says what is in it."""
+    file = commands.config_file(command)
+    for line in archive.check(tpu_pod.ROOT, pod.untracked, max_mb, file):
+        say(line)
+    call(pod.pack())
+    say(f"{pod.archive} has {os.path.getsize(pod.archive) / 1e6:.1f} MB")
 
 
 def setup(pod: Pod) -> None:
@@ -191,17 +213,12 @@ def attempt(pod: Pod, command: list[str]) -> str:
     return watch(pod)
 
 
-def up(pod: Pod, command: list[str], keep: bool) -> None:
+def up(pod: Pod, command: list[str], keep: bool, max_mb: float) -> None:
     """Everything from the request to the end of `command`; raises what `judge` does, and
     NegativeResult after MAX_FAILURES.
     """
     create = pod.create()  # wrong flags must show now and not after a preemption
-    for word in command:
-        if word.startswith("--workdir=") and not word.startswith("--workdir=gs://"):
-            raise UserError(
-                f"{word} would be lost with the disks of the TPU VMs: give a folder on gs://"
-            )
-    call(pod.pack())  # once, so that a run never continues with code that was edited since
+    pack(pod, command, max_mb)  # once, so that a run never continues with code edited since
     if not state_of(pod):
         call(create)
     failures = 0
@@ -237,6 +254,8 @@ def act(args: argparse.Namespace, pod: Pod, command: list[str]) -> None:
         raise UserError(
             f"{args.action} takes {'no' if command else 'a'} command after --: see --help"
         )
+    if command:
+        check(pod, args.action, command)
     if args.dry_run:
         print(*plan(pod, args.action, command, args.all_workers, args.keep), sep="\n")
         return
@@ -249,7 +268,7 @@ def act(args: argparse.Namespace, pod: Pod, command: list[str]) -> None:
         case "create":
             create(pod)
         case "setup":
-            call(pod.pack())
+            pack(pod, command, args.max_mb)
             setup(pod)
         case "run" | "stop":
             call(*pod.workers(args.action, *command))
@@ -260,7 +279,7 @@ def act(args: argparse.Namespace, pod: Pod, command: list[str]) -> None:
         case "delete":
             call(pod.delete())
         case "up":
-            up(pod, command, args.keep)
+            up(pod, command, args.keep, args.max_mb)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -291,6 +310,23 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--create_args", type=shlex.split, default=[], help="more flags of gcloud's create"
+    )
+    parser.add_argument(
+        "--unlisted",
+        action="store_true",
+        help="accept an accelerator or zone that launch/tpu_types.py does not list",
+    )
+    parser.add_argument(
+        "--untracked",
+        action="store_true",
+        help="also send files that git does not track, except those that it ignores",
+    )
+    parser.add_argument(
+        "--max_mb",
+        type=float,
+        default=100,
+        metavar="MB",
+        help="send no more to the workers than this (default: %(default)s)",
     )
     parser.add_argument("--all_workers", action="store_true", help="follow the logs of all workers")
     parser.add_argument(

@@ -54,9 +54,13 @@ def test_configs_are_found_by_name_from_any_folder(installed, tmp_path):
 
 
 def test_a_plan_without_the_tpu_compiler_says_what_to_install(monkeypatch):
+    """Whatever JAX says without it."""
+
     def missing(**_):
-        raise RuntimeError("JAX TPU support not installed; cannot generate TPU topology.")
+        raise RuntimeError("no such topology")
 
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     with pytest.raises(UserError, match="pip install libtpu"):
         topology.devices("v5e:2x2")

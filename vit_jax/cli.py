@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax import errors, spool
+from vit_jax import errors, objects, spool
 from vit_jax.errors import Preempted, UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def run(work: Callable[[], None], debug: bool, recovery: str = "run the same com
     Args:
       recovery: what is true, and what to do, after an interruption or on a full disk.
     """
+    objects.limit_retries()
     if not debug:  # these libraries would print what is raised to us a second time
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -134,11 +135,14 @@ class Command:
 
 def check_file(path: str | None, flag: str = "--json") -> None:
     """Raises UserError if `path` can't be a file; None is fine."""
-    if path and not epath.Path(path).parent.is_dir():
+    if not path:
+        return
+    objects.must_be_reachable(path, f"{flag}={path}")
+    if "://" not in path and not epath.Path(path).parent.is_dir():  # a store needs no folders
         raise UserError(
             f"the folder of {flag}={path} does not exist: create it or choose another file"
         )
-    if path and epath.Path(path).is_dir():
+    if epath.Path(path).is_dir():
         raise UserError(f"{flag}={path} is a folder: choose a file")
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import cli, errors
+from vit_jax import cli, errors, objects
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models import create
@@ -89,6 +89,7 @@ def difference(weights, converted, model) -> tuple[float, float]:
 def check_destination(destination: str, target: str) -> epath.Path:
     """The path of DST; UserError if it can't be written, or if files would be overwritten."""
     path = epath.Path(destination)
+    objects.must_be_reachable(destination, f"DST {destination}")
     if destination.endswith((".npz", ".safetensors")) and (target in FOLDERS or target == "ours"):
         raise UserError(f"{target} weights are a folder, but DST is {destination}: give a folder")
     if target in ARCHIVES and not destination.endswith(".npz"):

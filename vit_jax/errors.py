@@ -4,6 +4,7 @@ surprise.
 
 import errno
 import os
+import re
 
 
 class UserError(Exception):
@@ -36,13 +37,46 @@ STORAGE_ERRORS = {
 }
 
 
+# How the clients of stores say what the store answered: TensorFlow's, TensorStore's, Google's.
+STORE_ANSWER = re.compile(
+    r"(?:HTTP response code:? |http_response_code='|^)(\d{3})\b(?=.*(?:gs://|'|/storage/v1/))"
+)
+ANSWERS = {
+    "401": "the store does not accept the credentials",
+    "403": "the store denies permission",
+    "404": "the store has no such bucket or object",
+    "429": "the store had too many requests",
+}
+# What they say if there was no answer.
+NO_ANSWER = re.compile(
+    "executing an HTTP request|CURL error|Could not find directory gs://|/storage/v1/"
+)
+
+
+def store_problem(error: BaseException) -> str | None:
+    """What is wrong with a store, where `error` comes from one of the clients; else None."""
+    text = one_line(error)
+    answer = STORE_ANSWER.search(text)
+    if answer:
+        code = answer[1]
+        return f"{ANSWERS.get(code, f'the store answered {code}')}: {text[:160]}"
+    if NO_ANSWER.search(text):
+        return f"the store can't be used: {text[:160]}"
+    if type(error).__module__.startswith("google.auth"):
+        return f"no valid credentials for the store: {text[:160]}"
+    return None
+
+
 def storage_problem(error: BaseException) -> str | None:
-    """What is wrong with the disk, where `error` comes from one that is full or can't be written;
-    else None.
+    """What is wrong with the disk or store, where `error` comes from one that is full or can't be
+    used; else None.
 
     Libraries wrap such an OSError, or (TensorStore) give only its text.
     """
     while error is not None:
+        problem = None if isinstance(error, UserError) else store_problem(error)
+        if problem:
+            return problem
         for code, meaning in STORAGE_ERRORS.items():
             if isinstance(error, OSError) and error.errno == code:
                 return f"{meaning}: {error.filename}" if error.filename else meaning

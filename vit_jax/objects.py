@@ -8,11 +8,17 @@ import functools
 import os
 import re
 
+from etils import epath
+
+from vit_jax.errors import UserError, one_line, storage_problem
+
 REQUESTS = 64  # at a time, over all buckets
 RETRIES = 10  # of one request, after 429 and 5xx; with pauses of up to MAX_DELAY_S, about 2 minutes
 MAX_DELAY_S = 16
 STALL_S = 30  # without a byte, after which a request is repeated
 CONNECT_S = 10
+PROBES = 4  # repetitions, with pauses of 8 s in all, of what finds out whether a bucket is there
+PROBE_S = 40  # for the answer to that
 ADDRESS = re.compile(r"((?:gs|s3)://[^/]+/)(.*)", re.DOTALL)
 
 
@@ -62,3 +68,50 @@ def context(retries: int = RETRIES):
             "s3_request_retries": repeat,
         }
     )
+
+
+def must_be_reachable(path: str, what: str) -> None:
+    """Raises UserError "WHAT can't be reached" if `path` is on a store that does not let this
+    process read it; paths elsewhere are fine.
+
+    Call it before `epath` is asked: TensorFlow's client would repeat for minutes, and for ever if
+    it creates a folder in a bucket that does not exist.
+    """
+    address = f"{path}/"
+    if not is_object(address):
+        return
+    try:
+        store, key = locate(address, PROBES)
+        store.read(key.strip("/") or "vit_jax", byte_range=slice(0, 0)).result(timeout=PROBE_S)
+        problem = None if bucket_exists(path) else "there is no such bucket"
+    except Exception as error:  # of many types
+        problem = storage_problem(error) or one_line(error)[:160] or "no answer"
+    if problem:
+        raise UserError(
+            f"{what} can't be reached ({problem}): check the name of the bucket, the network and "
+            "the credentials"
+        )
+
+
+def bucket_exists(path: str) -> bool:
+    """Whether there is the bucket of a path; for TensorStore's client one that does not exist is
+    empty.
+    """
+    scheme, _, rest = str(path).partition("://")
+    try:
+        return epath.Path(f"{scheme}://{rest.partition('/')[0]}").exists()
+    except Exception:  # the objects may be readable, but not what the bucket is
+        return True
+
+
+def limit_retries() -> None:
+    """Makes TensorFlow's client give up a request after about half a minute, not after minutes.
+
+    Call it before TensorFlow is loaded. If one in 20 requests fails, so many repetitions fail in a
+    row once in 10^9.
+    """
+    os.environ.setdefault("GCS_RETRY_CONFIG_MAX_RETRIES", "6")
+    os.environ.setdefault("GCS_RETRY_CONFIG_INIT_DELAY_TIME_US", "500000")
+    os.environ.setdefault("GCS_RETRY_CONFIG_MAX_DELAY_TIME_US", "8000000")
+    os.environ.setdefault("GCS_REQUEST_CONNECTION_TIMEOUT_SECS", "20")
+    os.environ.setdefault("GCS_REQUEST_IDLE_TIMEOUT_SECS", "30")

@@ -137,8 +137,9 @@ def write(path: str, result: dict) -> None:
             epath.Path(path).write_text(as_csv(result))
             return
         arrays = {key: np.asarray(value) for key, value in result.items() if key != "unreadable"}
-        with epath.Path(path).open("wb") as file:
-            np.savez(file, **arrays)
+        content = io.BytesIO()  # np.savez reads what it wrote, which files on a store do not allow
+        np.savez(content, **arrays)
+        epath.Path(path).write_bytes(content.getvalue())
     except OSError as error:
         raise UserError(
             f"--out={path} can't be written ({error.strerror or one_line(error)}): choose another"

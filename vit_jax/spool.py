@@ -13,6 +13,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 
 from etils import epath
 
@@ -22,6 +23,7 @@ from vit_jax.errors import UserError, one_line
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
+LAST_TRIES = 20  # once a second at the end, for a store that fails
 PATIENCE_S = 60  # for files to reach the store before a save, and at the end
 UNFINISHED = ".tmp"  # end of the names of files that are being written
 
@@ -111,8 +113,18 @@ class Spool:
             with contextlib.suppress(queue.Empty):
                 tried = self.requests.get(timeout=self.every_s)
             self.send_changed()
+            if tried is self.end:
+                self.try_again()
             if tried is not None:
                 tried.set()
+
+    def try_again(self) -> None:
+        """Sends what is left at the end to a store that fails for a while."""
+        for _ in range(LAST_TRIES):
+            if not self.changed():
+                return
+            time.sleep(1)
+            self.send_changed()
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """Name -> stamp of the files that are not on the store as they are here."""

@@ -283,7 +283,7 @@ def test_a_config_that_is_no_dict_is_named(result, tmp_path):
 
 def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
     free = {name for name, key in configs.KEYS.items() if key.resume}
-    groups = {"mesh", "checkpoint", "evals", "profile"}
+    groups = {"mesh", "checkpoint", "spikes", "evals", "profile"}
     assert {name for name in free if name.split(".")[0] not in groups} == {
         *("accum_steps", "log_every", "max_skipped", "topology", "flush_every_s"),
         *("model.remat", "model.remat_names", "model.scan"),

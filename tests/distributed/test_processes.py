@@ -14,7 +14,10 @@ import pytest
 from conftest import ROOT, TINY, metric_lines
 from test_listings import make_folder, make_tar, wds, write_manifest
 from test_sources import prepare_cifar10
+from test_spikes import PARTS, READ, make_config, trained_on
 from test_train import final_params, same_bits
+
+from vit_jax.data.left_out import LeftOut
 
 pytestmark = pytest.mark.slow
 
@@ -287,9 +290,13 @@ MESHES = {
     "fsdp and tensor": dict(data=1, fsdp=2, tensor=2),
 }
 
+# On one host, the profiles of two processes would have the same name.
 SEVERAL_RUNS = """
 import json, sys
+import jax
 from vit_jax.train.__main__ import main
+start_trace = jax.profiler.start_trace
+jax.profiler.start_trace = lambda folder: start_trace(f"{folder}/{jax.process_index()}")
 for arguments in json.loads(sys.argv[1]):
     if code := main(arguments):
         sys.exit(code)
@@ -298,7 +305,7 @@ for arguments in json.loads(sys.argv[1]):
 
 def test_one_two_and_four_processes_train_the_same(tmp_path):
     """On every mesh of four devices, over 10 steps, against one device; Adam's first steps amplify
-    rounding.
+    rounding. A profile is taken on all processes, since one alone would hang a pod.
     """
     (tmp_path / "tiny.py").write_text(TINY)
     common = [f"--config={tmp_path}/tiny.py"]
@@ -310,6 +317,8 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
         runs = []
         for mesh, sizes in meshes.items():
             flags = [f"--config.mesh.{axis}={size}" for axis, size in sizes.items()]
+            if mesh == "data":
+                flags += ["--config.profile.first_step=5", "--config.profile.num_steps=2"]
             runs.append([*common, f"--workdir={tmp_path}/{name}/{mesh}", *flags])
         command = launcher(count, devices, "-c", SEVERAL_RUNS, json.dumps(runs))
         done = subprocess.run(
@@ -323,6 +332,9 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
     mixed = {name: MESHES[name] for name in ("data", "fsdp and tensor")}
     for count, devices, meshes in ((2, 2, mixed), (4, 1, MESHES)):
         train(str(count), count, devices, meshes)
+        profiled = tmp_path / str(count) / "data/profile"
+        traces = {path.relative_to(profiled).parts[0] for path in profiled.rglob("*.xplane.pb")}
+        assert traces == {str(index) for index in range(count)}
         for mesh in meshes:
             workdir = tmp_path / str(count) / mesh
             np.testing.assert_allclose(
@@ -334,3 +346,41 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
                 np.testing.assert_allclose(
                     value, params[key], atol=1e-3 * largest, err_msg=f"{count}, {mesh}: {key}"
                 )
+
+
+KILLED_AFTER_A_SPIKE = """
+import os, pathlib, signal, sys
+import jax
+from vit_jax.data.left_out import LeftOut
+from vit_jax.train import __main__ as train, metrics
+
+write = metrics.MetricWriter.write
+
+def write_or_die(self, step, scalars):
+    write(self, step, scalars)
+    workdir = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+    again = step == 27 and len(LeftOut.read(workdir).parts) == 2
+    if again and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+metrics.MetricWriter.write = write_or_die
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_go_back_together_after_a_loss_spike_and_survive_a_kill(tmp_path):
+    config = make_config(tmp_path)
+
+    def train(*code: str) -> tuple[int, str]:
+        words = launcher(2, 1, *code, f"--config={config}", f"--workdir={tmp_path}/run")
+        return finish(subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True))
+
+    _, err = train("-c", KILLED_AFTER_A_SPIKE)
+    assert "process 1 ended first, with exit code 137" in err, err
+    before = losses(tmp_path / "run")
+    code, err = train("-m", "vit_jax.train")
+    assert code == 0 and "training from step 24" in err, err
+    after = losses(tmp_path / "run")
+    assert 25 <= len(before) <= 28 and after[: len(before)] == before, "trained again, bit by bit"
+    assert LeftOut.read(tmp_path / "run").parts == PARTS
+    np.testing.assert_allclose(after, trained_on(config, READ)[0], rtol=1e-2)

@@ -6,13 +6,16 @@ import os
 import socket
 import subprocess
 import sys
-import types
+import time
 
 import pytest
 from conftest import ROOT
+from jax._src.clusters import cloud_tpu_cluster
 
 from vit_jax import config as configs
+from vit_jax.distributed import job as jobs
 from vit_jax.distributed import preflight, processes, waits
+from vit_jax.distributed.job import Job
 from vit_jax.errors import UserError
 
 slow = pytest.mark.slow
@@ -22,7 +25,7 @@ JOIN = """
 import os, signal, sys, time
 from etils import epath
 from vit_jax import cli, errors
-from vit_jax.distributed import preflight, processes, watchdog
+from vit_jax.distributed import peers, preflight, processes, watchdog
 
 what, _, who = sys.argv[1].partition(":")
 processes.HEARTBEAT_S = 15
@@ -37,6 +40,7 @@ def main():
     with cli.logging_to(None):
         if what == "fail" and me:
             raise errors.UserError("process has no data: get some")
+        peers.LINE_S = 1 if what == "late" else 10
         if what == "late" and me:
             time.sleep(30)
         folder = None
@@ -199,12 +203,74 @@ def test_a_port_in_use_ends_in_one_line():
 
 
 def test_a_proxy_is_named_where_the_start_fails(monkeypatch):
-    state = types.SimpleNamespace(coordinator_address="localhost:1", process_id=1, num_processes=2)
-    monkeypatch.setattr(processes, "global_state", state)
     monkeypatch.setenv("https_proxy", "http://proxy")
-    assert "https_proxy in the environment" in processes.not_joined(9)
-    state.coordinator_address = None
-    assert "did not name its leader within 9 s" in processes.not_joined(9)
+    assert "https_proxy in the environment" in processes.not_joined(Job("localhost:1", 2, 1))
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(processes.jobs, "detect", lambda seconds: time.sleep(60))
+    monkeypatch.setattr(processes.xla_bridge, "backends_are_initialized", lambda: False)
+    with pytest.raises(UserError, match="did not name its leader within 1 s"):
+        processes.find_job(1)
+
+
+TPUS = dict(TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID="1")
+SLICES = dict(MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID="1")
+SLICES |= dict(MEGASCALE_COORDINATOR_ADDRESS="leader:8080")
+
+
+@pytest.fixture
+def gke(monkeypatch):
+    """Sets the variables of a TPU cluster in which JAX believes to be."""
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: ("", 404))
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def detect(**variables: str):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return jobs.detect(1)
+
+    return detect
+
+
+def test_on_tpus_the_coordinator_listens_where_the_firewall_is_open(gke):
+    found = gke(**TPUS)
+    assert (found.address, found.count, found.index, found.hint) == ("a:8476", 2, 1, "")
+    found = gke(**TPUS | SLICES)
+    assert (found.address, found.count, found.index) == ("leader:8476", 4, 3)
+    assert gke(**TPUS, JAX_COORDINATOR_PORT="99").address == "a:99"
+    assert gke(**TPUS, JAX_COORDINATOR_ADDRESS="mine:98").address == "mine:98"
+    slurm = CLUSTERS["Slurm"]("0", 5)
+    assert not gke(**slurm).address.endswith(jobs.TPU_PORT)
+
+
+def test_multislice_variables_of_an_earlier_job_are_named(gke, monkeypatch):
+    assert gke(**TPUS | SLICES).hint == (
+        "; the environment has MEGASCALE_COORDINATOR_ADDRESS=leader:8080, MEGASCALE_NUM_SLICES=2, "
+        "MEGASCALE_SLICE_ID=1: unset MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_NUM_SLICES, "
+        "MEGASCALE_SLICE_ID if they are left from an earlier job"
+    )
+    assert (
+        "=2, without MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_SLICE_ID: unset"
+        in gke(**TPUS, MEGASCALE_NUM_SLICES="2").hint
+    )
+    with pytest.raises(UserError, match="MEGASCALE_SLICE_ID=3 is not below MEGASCALE_NUM_SLICES=2"):
+        gke(**TPUS | SLICES | dict(MEGASCALE_SLICE_ID="3"))
+
+    # A TPU VM of a single slice, by its metadata.
+    metadata = {"agent-worker-number": "1", "worker-network-endpoints": "x:y:10.0.0.1,x:z:10.0.0.2"}
+    monkeypatch.setattr(
+        cloud_tpu_cluster, "get_metadata", lambda key: (metadata.get(key, "ZONE: 'z'"), 200)
+    )
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY")
+    assert gke().address == "10.0.0.1:8476" and gke().hint == ""
+    stale = gke(**SLICES)
+    assert stale.address == "leader:8476"
+    assert "; this machine's metadata have MEGASCALE_NUM_SLICES=(unset)" in stale.hint
 
 
 def test_keys_of_the_machine_may_differ():
@@ -265,9 +331,11 @@ def test_processes_that_poll_each_other_all_the_time_end_in_order(what, code):
 def test_a_process_that_comes_too_late_is_named():
     port = free_port()
     patience = dict(VIT_JAX_START_TIMEOUT="8")
-    found = finish([start(explicit(i, port) | patience, "late:1") for i in range(2)])
-    assert [code for code, _, _ in found] == [2, 2]
-    assert "process 1 of 2 did not reach the start within 8 s" in found[0][2][0]
+    jobs = [start(explicit(i, port) | patience, "late:1") for i in range(2)]
+    errors = [job.communicate(timeout=120)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [2, 2]
+    assert "waiting for process 1 of 2 to reach the start, for up to 8 s" in errors[0]
+    assert "error: process 1 of 2 did not reach the start within 8 s" in errors[0]
 
 
 @slow

@@ -21,6 +21,7 @@ import conftest  # noqa: F401 - CPU devices
 import trials_of_files as files
 import trials_of_input as mistakes
 import trials_of_runs as runs
+import trials_of_stores as stores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,18 @@ class Trial:
     options: dict = dataclasses.field(default_factory=dict)
 
 
+STORE_FAULTS = {
+    "429_burst": "bursts of 429",
+    "503_burst": "bursts of 503",
+    "503": "503 to one in 20 requests",
+    "reset": "connections reset",
+    "stall": "connections that stall",
+    "truncated": "truncated answers",
+    "checksum": "a flipped bit in answers",
+    "missing": "404 for objects that exist",
+    "refused": "401 and 403 for a while",
+    "slow": "slow answers",
+}
 TRIALS = {
     "kills": Trial("kill -9 of a light run", runs.kills, 4, 10, 9, dict(inside=False)),
     "kills_in_saves": Trial(
@@ -69,6 +82,12 @@ TRIALS = {
         "full disk of one of 2 processes", runs.full_disks, 1, 1, 4, dict(processes=2)
     ),
     "lost_stores": Trial("missing checkpoint folder", runs.lost_stores, 2, 2, 4),
+    **{
+        f"store_{kind}": Trial(
+            f"run on a store, kill -9, and {what}", stores.faulty_stores, 1, 2, 4, dict(kind=kind)
+        )
+        for kind, what in STORE_FAULTS.items()
+    },
     "images": Trial("damaged or unusual image", files.damaged_images, 150, 2, 750),
     "mistakes": Trial("mistake in a config or command", mistakes.bad_input, 60, 4, 75),
 }

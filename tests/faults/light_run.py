@@ -1,10 +1,13 @@
 """A light run: a tiny model, trained on random numbers without TensorFlow, and saved as
 `vit_jax.train` saves.
 
-With --serve it forks a run for every line of JSON on stdin, which takes a second instead of ten.
+With --serve it forks a run for every line of JSON on stdin, which takes a second instead of ten;
+with --serve_store, TensorFlow is imported before, through which checkpoints on a store are written.
 """
 
+import contextlib
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -18,7 +21,7 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint  # noqa: F401 - imported once, before forking
 
-from vit_jax import errors
+from vit_jax import errors, spool
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import mesh as meshes
@@ -69,26 +72,44 @@ def digest(state) -> str:
 
 
 def train(
-    folder: pathlib.Path, steps: int, every: int, pause: float, max_failures: int = 3
+    folder: pathlib.Path,
+    steps: int,
+    every: int,
+    pause: float,
+    max_failures: int = 3,
+    store: str = "",
 ) -> None:
     """Trains up to step `steps`, from the newest checkpoint if there is one; every process writes
     what it does to run_I.jsonl.
+
+    Args:
+      store: where the checkpoints and a copy of these lines are written, if not in `folder`.
     """
     processes.start()
     mesh = meshes.make_mesh(dict(replica=1, data=1, fsdp=-1, tensor=1))
     preflight.check(dict(steps=steps), checkpoint.absolute(folder))
     abstract, init, update = make(mesh)
+    workdir = checkpoint.absolute(store or folder)
     config = ml_collections.ConfigDict(
         dict(keep_last=2, keep_every=0, keep_best="", max_failures=max_failures)
     )
     with (
         jax.set_mesh(mesh),
         (folder / f"run_{jax.process_index()}.jsonl").open("a", buffering=1) as log,
-        Checkpointer(checkpoint.absolute(folder) / "checkpoints", config) as checkpointer,
+        contextlib.closing(spool.open_files(workdir, every_s=0.5)) as files,
+        Checkpointer(workdir / "checkpoints", config) as checkpointer,
     ):
+        lines = files.path("lines.jsonl")
 
         def write(**facts):
-            log.write(json.dumps(facts | dict(seconds=time.time())) + "\n")
+            line = json.dumps(facts | dict(seconds=time.time())) + "\n"
+            log.write(line)
+            with lines.open("a") as file:
+                file.write(line)
+
+        def save():
+            files.deliver()
+            checkpointer.save(number, state, {}, {})
 
         first, state = checkpointer.restore(lambda meta: abstract) or (0, init())
         write(first=first, digest=digest(state))
@@ -100,13 +121,13 @@ def train(
             write(step=number, loss=float(loss))
             stop = request.due()
             if stop or number == steps or number % every == 0:
-                checkpointer.save(number, state, {}, {})
+                save()
             checkpointer.poll()
             if stop:
                 break
             time.sleep(pause)
         while not checkpointer.wait():
-            checkpointer.save(number, state, {}, {})
+            save()
         write(last=number, digest=digest(state), failures=checkpointer.failures)
     if number < steps:
         raise errors.Preempted
@@ -144,7 +165,9 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--serve"]:
+    if sys.argv[1:] == ["--serve_store"]:
+        importlib.import_module("tensorflow")
+    if sys.argv[1:] in (["--serve"], ["--serve_store"]):
         serve()
     else:
         sys.exit(main(json.loads(sys.argv[1])))

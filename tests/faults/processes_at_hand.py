@@ -43,10 +43,11 @@ def free_port() -> int:
 class Server:
     """A process that forks light runs, one at a time."""
 
-    def __init__(self):
-        command = [sys.executable, str(LIGHT), "--serve"]
+    def __init__(self, how: str, **variables: str):
+        """`how`: an option of light_run.py."""
+        command = [sys.executable, str(LIGHT), how]
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self.process = subprocess.Popen(command, env=environment(), **pipes)
+        self.process = subprocess.Popen(command, env=environment() | variables, **pipes)
 
     def start(self, stderr: pathlib.Path, arguments: list, **variables: str) -> int:
         self.stderr = stderr
@@ -75,7 +76,7 @@ class Server:
 
 @functools.cache
 def server(index: int) -> Server:
-    return Server()
+    return Server("--serve")
 
 
 @dataclasses.dataclass
@@ -89,6 +90,13 @@ class LightJob:
     pause: float = 0.005
     more: tuple = ()
 
+    def server(self, index: int) -> Server:
+        return server(index)
+
+    def variables(self) -> dict[str, str]:
+        """Of the environment of its processes."""
+        return {}
+
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lines_before = len(self.lines(0))
@@ -99,7 +107,9 @@ class LightJob:
             variables = dict(zip(names, values, strict=True))
             arguments = [str(self.folder), self.steps, self.every, self.pause, *self.more]
             stderr = self.folder / f"stderr_{i}.txt"
-            server(i).start(stderr, arguments, **(variables if self.count > 1 else {}))
+            if self.count == 1:
+                variables = {}
+            self.server(i).start(stderr, arguments, **variables, **self.variables())
 
     def lines(self, process: int) -> list[dict]:
         """What a process wrote, in complete lines; a kill may truncate the last one."""
@@ -118,7 +128,7 @@ class LightJob:
     def wait_for(self, done, timeout: float = HANG_S) -> bool:
         """Waits until done() is true or all processes have ended; returns done()."""
         end = time.monotonic() + timeout
-        while any(server(i).is_running() for i in range(self.count)):
+        while any(self.server(i).is_running() for i in range(self.count)):
             if done():
                 return True
             expect(time.monotonic() < end, f"hung for {timeout} s in {self.folder}")
@@ -131,7 +141,7 @@ class LightJob:
     def finish(self, timeout: float = HANG_S) -> list[tuple[int, str]]:
         """(exit code, stderr) by process."""
         self.wait_for(lambda: False, timeout)
-        return [server(i).finish() for i in range(self.count)]
+        return [self.server(i).finish() for i in range(self.count)]
 
     def committed(self) -> list[int]:
         folder = self.folder / "checkpoints"

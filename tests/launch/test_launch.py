@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 
 import jsonschema
@@ -18,7 +19,10 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from launch import gke, tpu_pod, tpu_vm
+from launch import archive, gke, tpu_pod, tpu_types, tpu_vm
+from launch import command as commands
+from vit_jax import config as configs
+from vit_jax.errors import UserError
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Words that a shell or YAML would change.
@@ -47,7 +51,8 @@ DRY_RUNS = {
     "tpu_vm_spot": [
         "up",
         "--name=s16",
-        *PLACE,
+        "--zone=us-east5-b",
+        "--project=my-project",
         "--accelerator=v6e-8",
         "--spot",
         "--keep",
@@ -191,7 +196,163 @@ BAD = [
     ),
     (tpu_vm.main, ["create", *POD, "--create_args='"], "--create_args: invalid"),
     (tpu_vm.main, ["up", *POD, "--", "python", "--workdir=run"], "--workdir=run would be lost"),
+    (
+        tpu_vm.main,
+        ["up", *PLACE, "--name=one", "--accelerator=v5litepod-8", "--", "x", "--workdir", "run"],
+        "--workdir=run would be lost with the disks",
+    ),
+    (
+        tpu_vm.main,
+        ["run", *POD, "--", "python", "--workdir", "/run"],
+        "--workdir=/run would be another folder on each host",
+    ),
+    (
+        tpu_vm.main,
+        ["run", *PLACE, "--name=one", "--", "x", "--workdir=run"],
+        "--workdir=run would be another folder on each host",
+    ),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v5e:2x2", "--", "x", "--workdir", "run"],
+        "--workdir=run would be lost with the pod",
+    ),
+    (
+        tpu_vm.main,
+        ["create", "--name=l16", *PLACE, "--accelerator=v5litepod-60"],
+        "v5litepod-60 does not exist: N of v5litepod-N counts chips and is 1, 4, 8, 16, 32,",
+    ),
+    (
+        tpu_vm.main,
+        ["create", "--name=l16", *PLACE, "--accelerator=v5p-96", "--dry_run"],
+        "v5p-96 does not exist: N of v5p-N counts cores, two per chip, and is 8, 16, 32, 64 or a "
+        "multiple of 128 up to 12288",
+    ),
+    (
+        tpu_vm.main,
+        ["up", "--name=l16", *PLACE, "--accelerator=v4-64", "--", "x"],
+        "--zone=us-west4-a has no v4: choose one of us-central2-b, or add --unlisted",
+    ),
+    (
+        tpu_vm.main,
+        ["up", *POD, "--", *TRAIN, "--config=configs/pods.py:L/16,v5e"],
+        "is meant for v5e:8x8, 64 chips of v5e, but --accelerator=v5litepod-256 has 256 of v5e: "
+        "give --accelerator=v5litepod-64, or add --config.topology= to the command",
+    ),
+    (
+        tpu_vm.main,
+        ["run", *POD, "--", *TRAIN, "--config", "configs/pods.py:L/16,v4"],
+        "is meant for v4:4x4x4, 64 chips of v4, but --accelerator=v5litepod-256 has 256 of v5e: "
+        "give --accelerator=v4-128",
+    ),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v5p:2x2x4", "--", *TRAIN, "--config=configs/pods.py:B/32,v5p"],
+        "is meant for v5p:2x2x2, 8 chips of v5p, but --topology=v5p:2x2x4 has 16 of v5p: give "
+        "--topology=v5p:2x2x2",
+    ),
+    (
+        tpu_vm.main,
+        ["up", *POD, "--", *TRAIN, "--config.mesh.data=100"],
+        "config.mesh asks for replica=1 x data=100 x fsdp=1 x tensor=1 = 100 devices, but there "
+        "are 256",
+    ),
+    (
+        gke.main,
+        [*IMAGE, "--topology=v5e:4x4", "--num_slices=3", "--", *TRAIN, "--config.mesh.fsdp=48"],
+        "config.mesh has replica=1 and data=1, but the devices form 3 slices",
+    ),
+    (tpu_vm.main, ["up", *POD, "--", *TRAIN, "--config.optim.lrr", "1"], "did you mean optim.lr?"),
+    (
+        tpu_vm.main,
+        ["up", *POD, "--", *TRAIN, "--config=mine.py"],
+        "--config=mine.py is not in the checkout",
+    ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "accelerator", "chips", "devices", "has_one_host"),
+    [
+        ("us-central1-b", "v2-8", 4, 8, True),
+        ("europe-west4-a", "v3-2048", 1024, 2048, False),
+        ("us-central2-b", "v4-8", 4, 4, True),
+        ("us-central2-b", "v4-384", 192, 192, False),
+        ("us-west4-a", "v5litepod-1", 1, 1, True),
+        ("us-west4-a", "v5litepod-8", 8, 8, True),
+        ("us-west4-a", "v5litepod-16", 16, 16, False),
+        ("us-east5-a", "v5p-12288", 6144, 6144, False),
+        ("europe-west4-a", "v6e-256", 256, 256, False),
+    ],
+)
+def test_accelerator_types(zone, accelerator, chips, devices, has_one_host):
+    """From Google's page of each TPU: up to v5p the number counts cores, of which a chip has two;
+    JAX has one device per core of v2 and v3, and per chip since.
+    """
+    found = tpu_types.parse(accelerator, zone, unlisted=False)
+    assert (found.chips, found.devices, found.has_one_host) == (chips, devices, has_one_host)
+
+
+def test_what_google_adds_can_be_used(capsys):
+    new = ["create", "--name=new", "--zone=mars-west1-ai2b", "--project=p", "--dry_run"]
+    new += ["--accelerator=v6e-512"]
+    assert tpu_vm.main([*new, "--unlisted"]) == 0
+    assert "--accelerator-type=v6e-512" in capsys.readouterr().out
+    assert tpu_vm.main(new) == 2
+
+
+def test_recipes_run_on_the_slices_that_they_name(capsys):
+    """The topology of each recipe is one that both launchers have."""
+    pods = configs.import_file(ROOT / "configs/pods.py").PODS
+    for variant in ("B/32", "L/16", "G/14"):
+        for chip, topology in pods[variant].items():
+            command = ["python", f"--config=configs/pods.py:{variant},{chip}"]
+            accelerator = tpu_types.accelerator(topology)
+            zone = tpu_types.KINDS[accelerator.split("-")[0]].zones.split()[0]
+            target = tpu_types.parse(accelerator, zone, unlisted=False)
+            commands.check_recipe(command, target, num_slices=1)
+            commands.check_recipe(command, gke.target(topology), num_slices=2)
+    other = tpu_types.parse("v5litepod-256", "us-west4-a", unlisted=False)
+    commands.check_recipe(
+        ["x", "--config=configs/pods.py:L/16,v5e", "--config.topology="], other, 1
+    )
+    commands.check_recipe(["x", "--config=/workers/only.py"], other, 1)
+
+
+def commit(folder: pathlib.Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    git = ["git", "-C", folder, "-c", "user.name=me", "-c", "user.email=me@example.com"]
+    subprocess.run([*git, "add", *files], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message=files"], check=True)
+
+
+def test_a_user_hears_what_is_sent_to_the_workers(tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    with pytest.raises(UserError, match="git tracks no file of"):
+        archive.check(tmp_path, False, 100, None)
+    commit(tmp_path, **{"a.py": "1", "b.py": "22", ".gitignore": "ignored\n"})
+    assert archive.check(tmp_path, False, 100, "a.py") == [
+        "sending 3 files, 0.0 MB, to every worker"
+    ]
+    (tmp_path / "b.py").write_text("changed")
+    (tmp_path / "weights.npz").write_bytes(bytes(3_000_000))
+    (tmp_path / "ignored").write_bytes(bytes(9_000_000))
+    assert archive.check(tmp_path, False, 100, None)[1:] == [
+        "with changes that are not committed: b.py",
+        "without files that git does not track: weights.npz; --untracked sends them",
+    ]
+    assert archive.check(tmp_path, True, 100, "weights.npz") == [
+        "sending 4 files, 3.0 MB, to every worker",
+        "with changes that are not committed: b.py",
+    ]
+    with pytest.raises(
+        UserError, match=r"3.0 MB would be .* --max_mb=2, .* weights.npz \(3.0 MB\)"
+    ):
+        archive.check(tmp_path, True, 2, None)
+    with pytest.raises(UserError, match=r"weights.npz is not tracked by git, so no worker would"):
+        archive.check(tmp_path, False, 100, "weights.npz")
+    with pytest.raises(UserError, match=r"git can't list the files of /proc"):
+        archive.check(pathlib.Path("/proc"), False, 100, None)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +372,7 @@ def test_bad_arguments(main, arguments, message, cloud, capsys):
 def test_scripts_and_what_is_sent_to_workers():
     for script in ("worker.sh", "slurm.sbatch"):
         shellcheck((ROOT / "launch" / script).read_text())
-    shellcheck(tpu_pod.PACK)
+    shellcheck(archive.PACK)
     shellcheck(tpu_pod.UNPACK)
 
 
@@ -303,6 +464,7 @@ def cloud(tmp_path, monkeypatch):
     (tmp_path / "code/.gitignore").write_text("ignored\n")
     (tmp_path / "code/ignored").touch()
     subprocess.run(["git", "init", "--quiet", tmp_path / "code"], check=True)
+    subprocess.run(["git", "add", "launch", ".gitignore"], cwd=tmp_path / "code", check=True)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(tpu_pod, "ROOT", tmp_path / "code")
     monkeypatch.setattr(tpu_pod, "ARCHIVES", tmp_path)
@@ -324,6 +486,8 @@ def test_up_survives_preemption_until_the_command_is_done(cloud, tmp_path, capfd
     assert (tmp_path / "words").read_text().splitlines() == HARD
     assert not (tmp_path / "pods").exists()
     err = capfd.readouterr().err
+    assert "sending 2 files, 0.0 MB, to every worker" in err
+    assert "with changes that are not committed: .gitignore, launch/worker.sh" in err
     assert "is PROVISIONING" in err and "was preempted: it is SUSPENDING" in err
     assert "ended with exit 134" in err
 
@@ -412,19 +576,26 @@ def test_without_gcloud(monkeypatch, capsys):
 
 
 def test_a_dry_run_can_be_pasted(cloud, tmp_path, capsys):
-    """In bash it does the same as without --dry_run; the archive has the files that git does not ignore."""
+    """In bash it does the same as without --dry_run; the archive has the files as they are, and
+    with --untracked also those that git neither tracks nor ignores.
+    """
     cloud.program("sleep", "#!/bin/bash\n")
     (tmp_path / "code/new file").touch()
-    arguments = ["up", *SMALL, "--num_slices=2", "--keep", "--dry_run", "--"]
+    with (tmp_path / "code/launch/worker.sh").open("a") as script:
+        script.write("# changed\n")
+    arguments = ["up", *SMALL, "--num_slices=2", "--keep", "--untracked", "--dry_run", "--"]
     text = printed(tpu_vm.main, [*arguments, *cloud.job("exit 0", "exit 0")], capsys)
     subprocess.run(["bash", "-e", "-c", text], check=True, stdout=subprocess.DEVNULL)
     assert cloud.verbs() == ["create", "scp", "scp", "setup", "setup", "run", "run"]
     assert (tmp_path / "words").read_text().splitlines() == HARD
     (copy, _) = sorted((tmp_path / "pods").glob("*/vit_jax"))
     assert {path.name for path in copy.iterdir()} == {".gitignore", "launch", "new file", ".venv"}
-    assert not subprocess.run(
-        ["git", "ls-files"], cwd=tmp_path / "code", check=True, capture_output=True
-    ).stdout
+    assert (copy / "launch/worker.sh").read_text().endswith("# changed\n")
+    assert archive.files(tmp_path / "code") == [".gitignore", "launch/worker.sh"]
+    words = archive.command(tmp_path / "code", f"{tmp_path}/tracked.tar.gz", untracked=False)
+    subprocess.run(words, check=True)
+    with tarfile.open(tmp_path / "tracked.tar.gz") as sent:
+        assert sent.getnames() == [".gitignore", "launch", "launch/worker.sh"]
 
 
 def test_the_page_about_launching_says_what_works(cloud, tmp_path, capsys):

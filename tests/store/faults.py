@@ -6,7 +6,7 @@ import itertools
 import re
 import threading
 
-BURST = 8  # requests in a row
+BURST = 4  # requests in a row
 STATUSES = {
     "401": (401, "authError", "Invalid Credentials"),
     "403": (403, "forbidden", "the caller does not have storage.objects access"),

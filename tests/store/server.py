@@ -154,7 +154,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.fault = ""
         self.detail = 0.0
         self.what = urllib.parse.unquote(url.path)
-        is_ours = url.path.startswith("/_")
+        is_ours = url.path.startswith("/_") or "X-Of-A-Test" in self.headers
         if not is_ours:
             time.sleep(self.server.latency_s)
             self.fault, self.detail = self.server.faults.next()

@@ -373,7 +373,7 @@ from vit_jax import goodput, objects
 
 store = tensorstore.KvStore.open("memory://").result()
 store.write("runs/l16/goodput.json", sys.argv[1]).result()
-objects.bucket = lambda root: store
+objects.bucket = lambda root, retries: store
 assert goodput.main(["gs://bucket/runs/l16"]) == 0
 assert goodput.main(["gs://bucket/runs/l17"]) == 2
 assert not {"jax", "tensorflow", "orbax"} & sys.modules.keys()

@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import time
+from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
@@ -47,15 +48,48 @@ class KeepBest:
         return [info.step == best for info in checkpoints]
 
 
+def newest_before(steps: list[int], every: int, limit: int) -> int | None:
+    """Of the checkpoints at multiples of `every` the newest up to step `limit`, else the oldest;
+    None if there are none.
+
+    Others, such as those of a preemption, do not count: they depend on how a run was interrupted.
+    """
+    periodic = [step for step in steps if step % every == 0]
+    early = [step for step in periodic if step <= limit]
+    return max(early, default=min(periodic, default=None))
+
+
+class KeepReach:
+    """The policy that keeps the periodic checkpoints of the last `reach` steps and one before: from
+    any step on, a run can go back that far, even if others, of preemptions, count in `keep_last`.
+    """
+
+    def __init__(self, reach: int, every: int):
+        self.reach = reach
+        self.every = every
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        """Called by Orbax with all checkpoints."""
+        steps = [info.step for info in checkpoints]
+        first = newest_before(steps, self.every, max(steps, default=0) - self.reach)
+        return [step % self.every == 0 and step >= first for step in steps]
+
+
 class Checkpointer:
     """Checkpoints of one run below `folder`: saved in the background, complete or absent."""
 
-    def __init__(self, folder, config):
-        """`config`: the `checkpoint` part of a config."""
+    def __init__(self, folder, config, reach: int = 0):
+        """
+        Args:
+          config: the `checkpoint` part of a config.
+          reach: steps, see `KeepReach`; 0: off.
+        """
         silence_late_io()
         self.folder = epath.Path(folder)
         self.best = KeepBest(config.keep_best)
         preserved = [policies.LatestN(config.keep_last), self.best]
+        if reach:
+            preserved.append(KeepReach(reach, config.every))
         if config.keep_every:
             preserved.append(policies.EveryNSteps(config.keep_every))
         policy = policies.AnyPreservationPolicy(preserved)
@@ -110,6 +144,35 @@ class Checkpointer:
         """See `RetryingSaves.wait`."""
         return self.saves.wait()
 
+    def steps(self) -> list[int]:
+        """Those of all checkpoints, after the end of the save in progress."""
+        self.saves.wait()
+        return list(self.saves.opened().all_steps())
+
+    def delete(self, after: int, is_abandoned: Callable[[dict], bool]) -> None:
+        """Deletes the checkpoints after a step whose meta is of a part of the run that was given
+        up. A damaged one is left to `restore`.
+
+        Raises:
+          Unreachable: one can't be read now.
+        """
+        later = [step for step in self.steps() if step > after]
+        for step in later if jax.process_index() == 0 else ():
+            if self.meta_says(step, is_abandoned):
+                log.warning("checkpoint %d is of what was given up, and is deleted", step)
+                (self.folder / str(step)).rmtree()
+        messages.first_problem("the deletion of checkpoints", None)  # wait for process 0
+        self.saves.opened().reload()
+
+    def meta_says(self, step: int, is_so: Callable[[dict], bool]) -> bool:
+        """is_so(meta of a checkpoint); False if it is damaged."""
+        try:
+            return is_so(read_meta(self.folder / str(step)))
+        except Unreachable:
+            raise
+        except UserError:
+            return False
+
     def restore(self, make_abstract) -> tuple[int, dict] | None:
         """The newest valid checkpoint, as (step, state), or None if there are no checkpoints.
 
@@ -123,7 +186,7 @@ class Checkpointer:
           Unreachable: one can't be read now. Nothing has changed.
           UserError: there are checkpoints, and none can be used.
         """
-        steps = sorted(self.saves.manager.all_steps(), reverse=True)
+        steps = sorted(self.steps(), reverse=True)
         for number, step in enumerate(steps):
             layout = functools.partial(layout_of, make_abstract, step)
             try:
@@ -155,7 +218,7 @@ class Checkpointer:
                 (self.folder / str(step)).rename(damaged)
                 log.warning("checkpoint %d is passed over, and now called %s", step, damaged.name)
         messages.first_problem("the damaged checkpoints", None)  # wait for process 0
-        self.saves.manager.reload()
+        self.saves.opened().reload()
 
     def __enter__(self):
         return self

@@ -90,8 +90,11 @@ def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
 # Errors that may be over in a minute, and do not mean that the file is damaged.
 TEMPORARY = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many "
-    "open files|Stale file handle|Cannot allocate memory|timed out|HTTP response code: 5"
+    "open files|Stale file handle|Cannot allocate memory|timed out|CURL error|libcurl code|"
+    "HTTP response code:? (401|403|408|429|5)|http_response_code='(401|403|408|429|5)|"
+    "All [0-9]+ retry attempts failed|Could not find directory gs://"
 )
+TRIES = 3  # of a checkpoint on a store, whose answers may be damaged on their way
 
 
 class Unreachable(UserError):
@@ -128,8 +131,19 @@ def read_state(folder, make_abstract) -> dict:
     `Checkpointer.restore`.
 
     Raises:
-      UserError: on all processes, if one of them can't read it or finds it damaged.
+      UserError: on all processes, if one of them can't read it or finds it damaged, on a store
+        each of TRIES times.
     """
+    tries = TRIES if "://" in str(folder) else 1
+    for left in reversed(range(tries)):
+        try:
+            return read_state_once(folder, make_abstract)
+        except UserError as error:
+            if isinstance(error, Unreachable) or not left:
+                raise
+
+
+def read_state_once(folder, make_abstract) -> dict:
     state = None
     expected = {}
     problem = None

@@ -49,6 +49,7 @@ class RetryingSaves:
         self.failures = 0
         self.failures_in_row = 0
         self.step = None  # of the save in progress
+        self.succeeded = True  # of the last save that ended
         self.problem = None  # with the save in progress, if it could not be started
         self.manager = self.open()
 
@@ -76,14 +77,18 @@ class RetryingSaves:
         )
         return Manager(self.folder, options=options)
 
+    def opened(self) -> Manager:
+        """The manager; a new one after a failed save."""
+        if self.manager is None:
+            self.manager = self.open()
+        return self.manager
+
     def start(self, step: int, items: ocp.args.Composite) -> None:
         """Starts a save; call `wait` before."""
         self.step = step
         try:
             with waiting(f"the save of step {step} to begin"):
-                if self.manager is None:
-                    self.manager = self.open()
-                self.manager.save(step, args=items, force=True)
+                self.opened().save(step, args=items, force=True)
         except Exception as error:  # of Orbax, TensorStore or the store
             self.record(error)
         self.poll()
@@ -97,13 +102,14 @@ class RetryingSaves:
             self.wait()
 
     def wait(self) -> bool:
-        """Waits for the save in progress, and returns whether it succeeded, on all processes.
+        """Waits for the save in progress, and returns whether it, or else the one before,
+        succeeded, on all processes.
 
         Raises:
           UserError: `max_failures` saves in a row failed.
         """
         if self.step is None:
-            return True
+            return self.succeeded
         try:
             if self.problem is None:
                 with waiting(f"the save of step {self.step}"):
@@ -114,7 +120,8 @@ class RetryingSaves:
         self.step = None
         self.problem = None
         problem = messages.first_problem(f"the end of the save of step {step}", problem)
-        if problem and not self.is_committed(step):
+        self.succeeded = not problem or self.is_committed(step)
+        if not self.succeeded:
             self.count_failure(step, problem)
             return False
         if problem:

@@ -218,6 +218,17 @@ CHECKPOINT = together(resume=True, vtab=False, keys=dict(
                      "them ends the run", within=COUNT),
 ))
 
+SPIKES = together(resume=True, vtab=False, keys=dict(
+    factor=key(0.0, "a loss above this times its running median is high, such as 1.5; 0: off",
+               within=(0.0, 1e6)),
+    steps=key(10, "high losses in a row that are a spike: the run goes back to a checkpoint "
+              "before it, and leaves out the batches since then", within=(1, 10_000)),
+    window=key(100, "losses in the running median", within=(1, 10_000)),
+    margin=key(100, "steps from the checkpoint to the spike, at least, if there is such a one"),
+    max_rewinds=key(3, "times that the run goes back to one checkpoint; the next spike ends it",
+                    within=COUNT),
+))
+
 PROFILE = together(resume=True, vtab=False, keys=dict(
     first_step=key(10, "step at which the profiler window opens"),
     num_steps=key(0, "steps in it; 0: no profile"),
@@ -272,7 +283,13 @@ VTAB = dict(
 # fmt: on
 
 ALWAYS = RUN | dict(
-    model=MODEL, data=DATA, optim=OPTIM, mesh=MESH, checkpoint=CHECKPOINT, profile=PROFILE
+    model=MODEL,
+    data=DATA,
+    optim=OPTIM,
+    mesh=MESH,
+    checkpoint=CHECKPOINT,
+    spikes=SPIKES,
+    profile=PROFILE,
 )
 
 

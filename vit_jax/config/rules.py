@@ -113,6 +113,21 @@ def check_model(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_spikes(config: ml_collections.ConfigDict) -> None:
+    """A spike is above the median, and there are checkpoints to go back to."""
+    factor = config.spikes.factor
+    if 0 < factor <= 1:
+        raise UserError(
+            f"config key spikes.factor={factor} calls half of all losses high: set it above 1, or "
+            "to 0 for off"
+        )
+    if factor and not config.checkpoint.every:
+        raise UserError(
+            f"config key spikes.factor={factor} needs checkpoints to go back to, but "
+            "checkpoint.every=0: set both, or none"
+        )
+
+
 def check_whole(config: ml_collections.ConfigDict) -> None:
     """All rules that tie several keys together."""
     if config.total_steps and config.total_epochs:
@@ -139,3 +154,4 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_data(config.data)
     check_evals(config)
     check_optim(config.optim)
+    check_spikes(config)

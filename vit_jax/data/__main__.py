@@ -31,6 +31,11 @@ def add_arguments(parser, part: str) -> None:
             default=0,
             help="number of updates done before the batch (default: 0)",
         )
+        parser.add_argument(
+            "--workdir",
+            metavar="DIR",
+            help="the run whose steps are meant, if it left out batches after a loss spike",
+        )
     if part == "check":
         parser.add_argument(
             "--out", metavar="DIR", default="data_check", help="folder of the contact sheets"

@@ -1,8 +1,8 @@
 """Batches of uint8 images on the host, from the records of a source.
 
 They are a pure function of (config, seed, step): the position is the step, and there is no other
-state. order.py says which examples a step reads, images.py decodes them, to_device.py takes over
-the batches.
+state but the list of what a run has left out (left_out.py). order.py says which examples a batch
+has, images.py decodes them, to_device.py takes over the batches.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax.data import image_ops, images, order
+from vit_jax.data.left_out import LeftOut
 from vit_jax.data.read_ahead import ReadAhead
 from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
@@ -54,13 +55,14 @@ class Pipeline:
     """
 
     source: Source
-    items: Callable  # f(step) -> index, seed and mask of each row; see order.py
+    items: Callable  # f(batch number) -> index, seed and mask of each row; see order.py
     image: Callable  # f(encoded, seed) -> uint8 [S, S, 3]; see images.py
     size: int  # S
     rows: int
     steps: int
     on_corrupt: str
     threads: int
+    left_out: LeftOut = dataclasses.field(default_factory=LeftOut)  # may grow between iterations
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
     unreadable: dict[int, str] = dataclasses.field(default_factory=dict)  # id -> why
@@ -68,6 +70,10 @@ class Pipeline:
     @property
     def read_at_once(self) -> int:
         return READ_AT_ONCE_DISTANT if self.source.distant else READ_AT_ONCE
+
+    def items_at(self, step) -> dict:
+        """The items of the batch that is read at a step."""
+        return self.items(self.left_out.batch_of(step))
 
     def records(self, indices: np.ndarray) -> np.ndarray:
         """The records, objects [n]; empty, which can't be decoded, if they can't be read."""
@@ -126,7 +132,7 @@ class Pipeline:
 
     def groups(self, start: int, steps: int) -> tf.data.Dataset:
         """The items from step `start` up to `steps`, `read_at_once` at a time."""
-        items = tf.data.Dataset.range(start, steps).map(graph(self.items))
+        items = tf.data.Dataset.range(start, steps).map(graph(self.items_at))
         return items.unbatch().batch(self.read_at_once)
 
     def read_groups(self, start: int, steps: int, ahead: ReadAhead | None) -> tf.data.Dataset:
@@ -185,7 +191,7 @@ class Pipeline:
 
     def failed(self, step: int, batch: dict) -> np.ndarray:
         """bool [rows], the examples of a batch that failed and are blank."""
-        mask = self.items(tf.constant(step, tf.int64))["mask"].numpy()
+        mask = self.items_at(tf.constant(step, tf.int64))["mask"].numpy()
         return batch["mask"] < mask
 
     def first_failures(self, step: int) -> tuple[int, list[int]]:
@@ -257,7 +263,9 @@ def cores() -> int:
     return os.cpu_count()
 
 
-def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -> Pipeline:
+def train_pipeline(
+    config, source: Source, rows: np.ndarray, total_steps: int, left_out: LeftOut | None = None
+) -> Pipeline:
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
     return Pipeline(
@@ -269,6 +277,7 @@ def train_pipeline(config, source: Source, rows: np.ndarray, total_steps: int) -
         steps=total_steps,
         on_corrupt=data.on_corrupt,
         threads=data.threads or cores(),
+        left_out=left_out or LeftOut(),
     )
 
 

@@ -7,9 +7,11 @@ import json
 import jax
 import numpy as np
 import tensorflow as tf
+from etils import epath
 
 from vit_jax.data import images, order
 from vit_jax.data.augment.batch import FLIP, flips, keys
+from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError, one_line
 
@@ -47,17 +49,33 @@ def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list
     return [crop_of(i, seed) for i, seed in zip(indices.tolist(), seeds, strict=True)]
 
 
-def step(config, source, number: int) -> dict:
+def read_left_out(workdir: str | None) -> LeftOut:
+    """What the run in `workdir` has left out; nothing if no run is given."""
+    if not workdir:
+        return LeftOut()
+    folder = epath.Path(workdir)
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"--workdir={workdir} has no config.json, so it is not that of a run: correct it, or "
+            "leave it out"
+        )
+    return LeftOut.read(folder)
+
+
+def step(config, source, number: int, left_out: LeftOut) -> dict:
     """Ids and random choices of the global batch of a step, the `number` of updates done before."""
     data = config.data
+    number_of_batch = left_out.batch_of(number)
     rows = np.arange(data.batch_size)
     items = order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats)
-    batch = {name: value.numpy() for name, value in items(tf.constant(number, tf.int64)).items()}
+    found = items(tf.constant(number_of_batch, tf.int64))
+    batch = {name: value.numpy() for name, value in found.items()}
     flipped = np.zeros(len(rows), bool)
     if data.flip:
         flipped = np.asarray(flips(keys(batch["seed"], FLIP)))
     return dict(
         step=number,
+        batch=number_of_batch,
         epoch=int(batch["epoch"][0]),
         epochs=batch["epoch"].tolist(),
         ids=batch["index"].tolist(),
@@ -81,10 +99,11 @@ def run(config, args) -> dict:
             "--config.image_size=224"
         )
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use by another job
-    result = step(config, sources.open_training(config.data), args.step)
+    left_out = read_left_out(args.workdir)
+    result = step(config, sources.open_training(config.data), args.step, left_out)
     print(
-        f"step {result['step']}, epoch {result['epoch']}: id, seed, crop (y, x, height, width), "
-        "flip, name"
+        f"step {result['step']}, batch {result['batch']}, epoch {result['epoch']}: id, seed, crop "
+        "(y, x, height, width), flip, name"
     )
     columns = (result[name] for name in ("ids", "seeds", "crop", "flip", "names"))
     for index, seed, crop, flip, name in zip(*columns, strict=True):

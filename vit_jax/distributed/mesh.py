@@ -42,19 +42,40 @@ def make_mesh(sizes: Mapping[str, int], devices=None) -> Mesh:
     """
     if devices is None:
         devices = jax.devices()
+    slices = {hardware.slice_index(device) for device in devices}
+    shape = whole_shape(sizes, len(devices), len(slices))
+    return Mesh(arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def whole_shape(sizes: Mapping[str, int], num_devices: int, num_slices: int = 1) -> list[int]:
+    """The sizes of `AXES` for so many devices of TPU slices, without -1; UserError if they do not
+    fit.
+    """
     shape, text = mesh_sizes(sizes)
     product = math.prod(size for size in shape if size != -1)
     needed = f"{product} devices"
     if -1 in shape:
         needed += " or a multiple"
-        if len(devices) % product == 0:
-            shape[shape.index(-1)] = len(devices) // product
-    if math.prod(shape) != len(devices):
+        if num_devices % product == 0:
+            shape[shape.index(-1)] = num_devices // product
+    if math.prod(shape) != num_devices:
         raise UserError(
-            f"config.mesh asks for {text} = {needed}, but there are {len(devices)}: change "
+            f"config.mesh asks for {text} = {needed}, but there are {num_devices}: change "
             "--config.mesh.data or the number of devices"
         )
-    return Mesh(arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    across_slices(shape, num_slices)
+    return shape
+
+
+def across_slices(shape: list[int], num_slices: int) -> int:
+    """The number of the axis along which slices are placed."""
+    for axis in (0, 1):
+        if shape[axis] % num_slices == 0:
+            return axis
+    raise UserError(
+        f"config.mesh has replica={shape[0]} and data={shape[1]}, but the devices form "
+        f"{num_slices} slices: make --config.mesh.replica a multiple of {num_slices}"
+    )
 
 
 def arrange(shape: list[int], devices) -> np.ndarray:
@@ -69,12 +90,7 @@ def arrange(shape: list[int], devices) -> np.ndarray:
         slices.setdefault(hardware.slice_index(device), []).append(device)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    across = next((axis for axis in (0, 1) if shape[axis] % len(slices) == 0), None)
-    if across is None:
-        raise UserError(
-            f"config.mesh has replica={shape[0]} and data={shape[1]}, but the devices form "
-            f"{len(slices)} slices: make --config.mesh.replica a multiple of {len(slices)}"
-        )
+    across = across_slices(shape, len(slices))
     inner = list(shape)
     inner[across] //= len(slices)
     parts = [

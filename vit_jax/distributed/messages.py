@@ -9,13 +9,15 @@ import time
 import jax
 from jax._src.distributed import global_state  # no public API exposes the key-value store
 
+from vit_jax.distributed import peers
+from vit_jax.distributed.job import START_TIMEOUT
 from vit_jax.errors import UserError
 
-START_TIMEOUT = "VIT_JAX_START_TIMEOUT"
 # For work that may take long on one process only, such as reading a checkpoint. A process that dies
 # is noticed earlier.
 PATIENCE_S = 1800
 BARRIER_POLL_S = 0.1
+LINE_S = 60  # between two lines about a wait, after the first
 
 # Numbers of the calls so far. All processes make the same calls, so they count alike.
 all_gather_ids = itertools.count()
@@ -52,11 +54,13 @@ def all_gather(what: str, text: str, seconds: int) -> list[str]:
         return [text]
     number = next(all_gather_ids)
     count = global_state.num_processes
-    texts = post(f"vit_jax/{number}", text, seconds)
-    missing = [str(i) for i in range(count) if i not in texts]
+    key = f"vit_jax/{number}"
+    with peers.awaited(lambda: describe_wait(what, key, seconds), LINE_S):
+        texts = post(key, text, seconds)
+    missing = [i for i in range(count) if i not in texts]
     if missing:
         raise UserError(
-            f"process {', '.join(missing)} of {count} did not reach {what} within {seconds} s: see "
+            f"{peers.names(missing)} of {count} did not reach {what} within {seconds} s: see "
             f"the logs of all processes; to wait longer at the start, set {START_TIMEOUT}=SECONDS"
         )
     # All processes are here, so all have read the texts of the call before.
@@ -100,13 +104,14 @@ def barrier(key: str, seconds: float, unless: str) -> None:
     barrier_ids[key] += 1
     here = f"vit_jax/barrier/{key}/{number}"
     client.key_value_set(f"{here}/{process}", "")
-    while len(client.key_value_dir_get(here)) < global_state.num_processes:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the key is not set
-            client.key_value_try_get(unless)
-            raise RuntimeError("another process failed")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not all processes reached {key} within {seconds:.0f} s")
-        time.sleep(BARRIER_POLL_S)
+    with peers.awaited(lambda: describe_wait(key, here, seconds), LINE_S):
+        while len(client.key_value_dir_get(here)) < global_state.num_processes:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the key is not set
+                client.key_value_try_get(unless)
+                raise RuntimeError("another process failed")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all processes reached {key} within {seconds:.0f} s")
+            time.sleep(BARRIER_POLL_S)
     # All processes are here, so none still polls the barrier before.
     client.key_value_delete(f"vit_jax/barrier/{key}/{number - 1}/{process}")
 
@@ -118,6 +123,21 @@ def post(key: str, text: str, seconds: int) -> dict[int, str]:
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not all came in time
         client.wait_at_barrier(key, 1000 * seconds)
     return by_process(key)
+
+
+def describe_wait(what: str, key: str, seconds: float) -> str:
+    """Which processes have not posted under `key` yet."""
+    count = global_state.num_processes
+    try:
+        here = by_process(key)
+    except jax.errors.JaxRuntimeError:  # process 0 is gone: JAX ends this one
+        return f"waiting for {what}: process 0 does not answer"
+    missing = [i for i in range(count) if i not in here]
+    if not missing:
+        return f"waiting for {what}: all {count} processes are here"
+    return (
+        f"waiting for {peers.names(missing)} of {count} to reach {what}, for up to {seconds:.0f} s"
+    )
 
 
 def by_process(key: str) -> dict[int, str]:

@@ -28,8 +28,14 @@ def folder() -> pathlib.Path:
 
     It is $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME, else ~/.cache/vit_jax.
     """
-    if os.environ.get("VIT_JAX_CACHE"):
-        return pathlib.Path(os.environ["VIT_JAX_CACHE"])
+    given = os.environ.get("VIT_JAX_CACHE")
+    if given and "://" in given:
+        raise UserError(
+            f"VIT_JAX_CACHE={given} is not a local folder: choose one, and share compiled programs "
+            "by JAX_COMPILATION_CACHE_DIR, which may be on a store"
+        )
+    if given:
+        return pathlib.Path(given)
     if os.environ.get("XDG_CACHE_HOME"):
         return pathlib.Path(os.environ["XDG_CACHE_HOME"]) / "vit_jax"
     try:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from vit_jax.distributed import processes
+from vit_jax.distributed import job
 from vit_jax.errors import NegativeResult
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def stall_timeout() -> int:
     progress ends.
     """
     # Longer than messages.PATIENCE_S, after which waiting processes end with a better message.
-    return processes.seconds_from_environment(STALL_TIMEOUT, "2400")
+    return job.seconds_from_environment(STALL_TIMEOUT, "2400")
 
 
 class Wait:

@@ -1,5 +1,6 @@
 """The devices of a topology, as the TPU compiler describes them without any hardware."""
 
+import importlib.util
 import math
 import os
 import re
@@ -22,6 +23,11 @@ ENVIRONMENT = dict(
 def prepare_environment() -> None:
     """Sets what libtpu reads; call it before JAX is imported."""
     os.environ.update(ENVIRONMENT)
+
+
+def has_compiler() -> bool:
+    """Whether JAX finds libtpu. Its error without it has another text in each version."""
+    return bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
 
 
 def parse(name: str) -> tuple[hardware.Tpu, list[int]]:
@@ -59,12 +65,11 @@ def devices(name: str, num_slices: int = 1) -> list:
         options["chips_per_host_bounds"] = (1, 1, 1)
     from jax.experimental import topologies
 
+    if not has_compiler():
+        raise UserError("the TPU compiler is not installed: pip install libtpu")
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
-        message = str(error).lower()
-        if "not installed" in message or ("libtpu" in message and "topolog" not in message):
-            raise UserError("the TPU compiler is not installed: pip install libtpu") from None
         text = " ".join(str(error).split())[:160]
         raise UserError(
             f"--topology={name} is rejected by the TPU compiler ({text}): use an existing shape"

@@ -222,6 +222,8 @@ class Account:
         self.earlier = []  # records of the starts before
         self.first_step = 0
         self.last_step = 0
+        self.furthest = 0  # step that this start or an earlier one is known to have done
+        self.steps_repeated = 0
         self.writes = threading.Lock()
         self.is_written = True
         self.over = threading.Event()
@@ -230,6 +232,7 @@ class Account:
     def __enter__(self):
         if self.path is not None:
             self.earlier = self.read_earlier()
+        self.furthest = max((record["last_step"] for record in self.earlier), default=0)
         self.stopwatch.count_queue(max(map(end, self.earlier), default=0.0))
         self.write()
         self.thread.start()
@@ -269,16 +272,11 @@ class Account:
             self.path = None
         return []
 
-    @property
-    def known_step(self) -> int:
-        """The last step that earlier starts are known to have done."""
-        return max((record["last_step"] for record in self.earlier), default=0)
-
     @contextlib.contextmanager
     def steps(self, done: int) -> Iterator[None]:
         """The loop over steps, after `done` updates; what is left after it is to close files."""
         self.first_step = done
-        self.did_step(done)
+        self.stand_at(done)
         try:
             yield
         finally:
@@ -286,8 +284,15 @@ class Account:
 
     def did_step(self, number: int) -> None:
         """`number` updates are done, and the next one begins."""
+        if self.first_step < number <= self.furthest:
+            self.steps_repeated += 1
+        self.stand_at(number)
+
+    def stand_at(self, number: int) -> None:
+        """The same without an update: at the start, and after going back."""
         self.last_step = number
-        self.stopwatch.switch("repeated_steps" if number < self.known_step else "steps")
+        self.furthest = max(self.furthest, number)
+        self.stopwatch.switch("repeated_steps" if number < self.furthest else "steps")
 
     def record(self) -> dict:
         parts = {name: round(seconds, 3) for name, seconds in self.stopwatch.read().items()}
@@ -295,7 +300,7 @@ class Account:
             begun=round(self.stopwatch.begun, 3),
             first_step=self.first_step,
             last_step=self.last_step,
-            steps_repeated=max(0, min(self.last_step, self.known_step) - self.first_step),
+            steps_repeated=self.steps_repeated,
             parts=parts,
         )
 

@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax.checkpoints.manager import Checkpointer
+from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, waits, watchdog
 from vit_jax.distributed import mesh as meshes
@@ -22,6 +23,7 @@ from vit_jax.spool import Files
 from vit_jax.train import console, goodput, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
+from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
 log = logging.getLogger("vit_jax.train")
@@ -42,12 +44,14 @@ def train(config, folder: epath.Path, files: Files) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         account = stack.enter_context(make_account(files))
-        checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint)
+        path = folder / "checkpoints"
+        checkpointer = Checkpointer(path, config.checkpoint, reach(config.spikes))
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
-        done, state = states.start_state(experiment, checkpointer)
+        spikes = Spikes(config, folder, checkpointer)
+        done, state = spikes.start_state(experiment)
         workdir.claim(folder, config, source.fingerprint)
-        pipeline = open_pipeline(experiment, source, files)
+        pipeline = open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
         with account.spending("compilation"):
             train_step, timer.compile_s = compiling.result()
@@ -66,7 +70,8 @@ def train(config, folder: epath.Path, files: Files) -> None:
             account=account,
             bar=console.ProgressBar(experiment.total_steps, done),
             profiler=ProfilerWindow(folder / "profile", **config.profile),
-            guard=make_guard(experiment, source, folder),
+            guard=make_guard(experiment, source, folder, spikes.left_out),
+            spikes=spikes,
             request=preemption.SaveRequest(),
         )
         loop.run(done, state)
@@ -97,13 +102,13 @@ def open_evaluations(experiment: Experiment, files: Files) -> dict:
         return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, files)
 
 
-def open_pipeline(experiment: Experiment, source, files: Files):
+def open_pipeline(experiment: Experiment, source, files: Files, left_out: LeftOut):
     """From the source to batches on the host."""
     from vit_jax.data import pipeline
 
     config = experiment.config
     rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
-    host = pipeline.train_pipeline(config, source, rows, experiment.total_steps)
+    host = pipeline.train_pipeline(config, source, rows, experiment.total_steps, left_out)
     host.skipped.list_in(files, "train")
     return host
 
@@ -146,12 +151,14 @@ def make_account(files: Files) -> goodput.Account:
     return goodput.Account(files.path(goodput.FILE) if jax.process_index() == 0 else None)
 
 
-def make_guard(experiment: Experiment, source, folder: epath.Path) -> nonfinite.SkippedUpdates:
+def make_guard(
+    experiment: Experiment, source, folder: epath.Path, left_out: LeftOut
+) -> nonfinite.SkippedUpdates:
     from vit_jax.data import order
 
     def ids(number: int) -> list[int]:
         """The examples in the batch of an update, counted from 1."""
-        return order.ids(experiment.config, source.parts, number - 1)
+        return order.ids(experiment.config, source.parts, left_out.batch_of(number - 1))
 
     return nonfinite.SkippedUpdates(experiment.config.max_skipped, folder, ids)
 
@@ -177,6 +184,7 @@ class Loop:
     bar: console.ProgressBar
     profiler: ProfilerWindow
     guard: nonfinite.SkippedUpdates
+    spikes: Spikes
     request: preemption.SaveRequest
 
     @property
@@ -193,6 +201,8 @@ class Loop:
         log.info("training from step %d", done)
         with self.bar, self.profiler, self.account.steps(done):
             number, state, step_metrics = self.updates(done, state)
+            while state is None:  # after a loss spike
+                number, state, step_metrics = self.updates(*self.go_back())
         console.show_summary(self.files, self.timer.totals(), self.account.totals())
         if number < self.total_steps:
             log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
@@ -200,12 +210,15 @@ class Loop:
         self.check_end(number, state, step_metrics)
         log.info("done: %d steps, results in %s", self.total_steps, self.folder)
 
-    def updates(self, done: int, state: step.TrainState) -> tuple[int, step.TrainState, dict]:
-        """All updates, or those until a request to stop: (the last one, its state and metrics)."""
-        config = self.experiment.config
-        batches = self.request.each(
-            f"a batch of {config.data.name}", device_batches(self.experiment, self.pipeline, done)
-        )
+    def updates(
+        self, done: int, state: step.TrainState
+    ) -> tuple[int, step.TrainState | None, dict]:
+        """All updates, or those until a request to stop: (the last one, its state and metrics). Or
+        those until the end of a loss spike; their state is given up, and None.
+        """
+        name = self.experiment.config.data.name
+        batches = device_batches(self.experiment, self.pipeline, done)
+        batches = self.request.each(f"a batch of {name}", batches)
         number = done
         step_metrics = {}
         scalars = {}
@@ -221,6 +234,8 @@ class Loop:
             state, step_metrics = self.timer.step(self.train_step, state, batch)
             self.account.did_step(number)
             self.bar.advance(number)
+            if self.spikes.watch(number, step_metrics, self.saves_at(number)):
+                return number, None, {}
             scalars = self.report(number, step_metrics)
             stopped = self.request.due()
             if not stopped:
@@ -244,6 +259,18 @@ class Loop:
             self.save(number, state, step_metrics, {})
         self.settle(number, state, step_metrics, {})
         return number, state, step_metrics
+
+    def go_back(self) -> tuple[int, step.TrainState]:
+        """After a loss spike: (updates done, state) of the checkpoint before it."""
+        watchdog.progress.mark("the way back after a loss spike")
+        with self.timer.paused("going back"), self.account.spending("startup"):
+            self.spikes.go_back()
+            done, state = self.spikes.start_state(self.experiment)
+        self.account.stand_at(done)
+        self.writer.rewind(done)
+        self.guard.num_reported = int(state.skipped_steps)
+        log.info("training again from step %d", done)
+        return done, state
 
     def report(self, number: int, step_metrics: dict) -> dict[str, float]:
         """The line of metrics of this step, if one is due."""
@@ -310,7 +337,8 @@ class Loop:
         with self.timer.paused("checkpoints"), self.account.spending("saves"):
             self.writer.deliver()  # no line before a checkpoint is lost
             arrays = states.as_dict(state)
-            stall = self.checkpointer.save(number, arrays, self.experiment.meta, scalars)
+            meta = self.experiment.meta | self.spikes.meta()
+            stall = self.checkpointer.save(number, arrays, meta, scalars)
         self.writer.add(stall)
 
     def settle(self, number: int, state: step.TrainState, step_metrics: dict, scalars: dict):

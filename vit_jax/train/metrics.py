@@ -71,6 +71,13 @@ class MetricWriter:
         """Keeps scalars for the next line."""
         self.next |= scalars
 
+    def rewind(self, step: int) -> None:
+        """Drops all lines after `step`, also those in memory: the run goes back there."""
+        self.next = {}
+        self.waiting = [line for line in self.waiting if json.loads(line)["step"] <= step]
+        if self.is_leader:
+            rewind(self.path, step)
+
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line per step: call once, with everything that the step measured."""
         scalars = scalars | self.next

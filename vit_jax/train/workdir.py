@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 from etils import epath
 
-from vit_jax import cli
+from vit_jax import cli, objects
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.distributed import versions
@@ -29,6 +29,7 @@ def make(path: str) -> epath.Path:
         raise UserError(
             f"--workdir={path} is on a store of unknown kind: use a local path or gs://"
         ) from None
+    objects.must_be_reachable(path, f"--workdir={path}")
     try:
         with waiting(f"--workdir={path}"):
             workdir.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import urllib.request
 
 from etils import epath
 
+from vit_jax import objects
 from vit_jax.checkpoints.read import absolute
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights.formats.safetensors_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_folder
@@ -19,6 +20,7 @@ def locate(path, folder: pathlib.Path):
     """Where to read `path` from, which may be a copy in the temporary `folder`."""
     if str(path).startswith(("https://", "http://")):
         return epath.Path(fetch(str(path), folder))
+    objects.must_be_reachable(str(path), path)
     try:
         location = absolute(path)
         if location.exists():
