@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import datetime
+import functools
 import hashlib
 import itertools
 import threading
@@ -38,11 +39,11 @@ class Object:
     metageneration: int = 1
     created: str = dataclasses.field(default_factory=now)
 
-    @property
+    @functools.cached_property
     def crc32c(self) -> str:
         return base64.b64encode(google_crc32c.value(self.content).to_bytes(4)).decode()
 
-    @property
+    @functools.cached_property
     def md5(self) -> str:
         return base64.b64encode(hashlib.md5(self.content).digest()).decode()
 

@@ -24,9 +24,7 @@ from vit_jax.data.sources.object_file import ObjectFile
 from vit_jax.errors import UserError, one_line
 
 ANSWER_S = 300  # until a request is given up, with all its repetitions
-PROBE_S = 20  # until a store counts as unreachable at the start
 POLL_S = 0.5
-PROBES = 3  # repetitions meanwhile
 CHECKED = 4  # files on a store whose changes are looked for at the start; others when they are read
 
 Wait = Callable[[], tuple[bytes, tuple[int, int]]]  # for an answer: (content, stamp of the file)
@@ -289,14 +287,8 @@ def walk_local(path: str, above: tuple = ()) -> Iterator[tuple[str, int, list[st
 
 @functools.cache
 def must_be_reachable(path: str) -> None:
-    """Raises StoreError within `PROBE_S` if the store of `path` can't be read with the credentials
-    of this process.
-
-    It asks `tensorstore`'s client, which goes through proxies and to private endpoints as later
-    requests do; that of `epath` tries for minutes.
-    """
-    probe = f"{path.rstrip('/')}/vit_jax"  # that it does not exist is an answer, too
-    result_of(path, objects.read(probe, 0, 0, PROBES), PROBE_S)
+    """Raises UserError, soon, if `path` is on a store that can't be read."""
+    objects.must_be_reachable(path, path)
 
 
 def must_exist(path: str, what: str, do: str) -> None:
