@@ -1,18 +1,24 @@
 """The benchmarks: what they report, and what they refuse."""
 
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+import tarfile
 
 import jax
+import numpy as np
 import pytest
 from conftest import last_error, metric_lines
+from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax.benchmark import __main__ as benchmark
 from vit_jax.benchmark import data
+from vit_jax.data import pipeline
+from vit_jax.data.sources import storage
 from vit_jax.distributed import hardware, runtime
 from vit_jax.train import experiment
 from vit_jax.weights import adapt
@@ -78,11 +84,48 @@ def test_topologies():
         (["--against=big_vision"], "--peer is missing"),
         (["--against=big_vision", "--peer=x"], "measures inception crops of TFDS data"),
         (["--runs=0"], "--runs=0"),
+        (["--latency_ms=nan"], "--latency_ms=nan must be 0 to 10000"),
+        (["--latency_ms=30", "--connections=0"], "--connections=0 above 0"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, message, tiny, capsys):
     assert benchmark.main(["data", f"--config={tiny}", *arguments]) == 2
     assert message in last_error(capsys)
+
+
+def test_distance_is_simulated_for_shards(tiny, tmp_path, monkeypatch, capsys):
+    """Each round has a process for local files and one with the latency; here both are this one."""
+    monkeypatch.setattr(storage, "simulated", None)
+    arguments = [f"--config={tiny}", "--latency_ms=1", "--connections=3", "--images=64"]
+    assert benchmark.main(["data", *arguments, "--alone"]) == 2
+    assert "array_record, tfrecord and tars" in last_error(capsys)
+    with tarfile.open(tmp_path / "0.tar", "w") as archive:
+        for i in range(100):
+            buffer = io.BytesIO()
+            Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(buffer, "png")
+            for suffix, content in (("png", buffer.getvalue()), ("cls", b"%d" % (i % 10))):
+                member = tarfile.TarInfo(f"{i}.{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    for name, value in (("DISTANT_WARMUP", 64), ("DISTANT_IMAGES", 512)):
+        monkeypatch.setattr(data, name, value)
+    monkeypatch.setattr(pipeline, "READ_AT_ONCE_DISTANT", 100)
+
+    def run_alone(name, command):
+        monkeypatch.setattr(storage, "simulated", None)
+        assert benchmark.main(command[3:]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    monkeypatch.setattr(data, "run_alone", run_alone)
+    path = tmp_path / "out.json"
+    arguments += [f"--config.data.name=tars:{tmp_path}", "--runs=1", f"--json={path}"]
+    assert benchmark.main(["data", *arguments]) == 0
+    found = rows_of(path)
+    name = "at 1 ms, 3 connections"
+    assert found[f"{name}: images per request", "images"]["median"] > 30
+    speeds = [found[f"{key}: images_per_sec", "images/s"]["median"] for key in (name, "local")]
+    ratio = found[f"{name} / local: images_per_sec", "ratio"]["median"]
+    assert ratio == pytest.approx(speeds[0] / speeds[1])
 
 
 def rows_of(path) -> dict[tuple[str, str], dict]:
