@@ -16,10 +16,17 @@ from conftest import metric_lines
 from vit_jax import spool
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
+from vit_jax.distributed.waits import waits
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
 
 EVAL = "eval/val/top1"
+
+
+@pytest.fixture(autouse=True)
+def runs_in_this_process_end_as_usual(monkeypatch):
+    """A failed save would let them end this process at once."""
+    monkeypatch.setattr(waits, "was_abandoned", False)
 
 
 def settings(**more):
@@ -129,6 +136,24 @@ def test_so_many_failures_in_a_row_are_an_error_and_the_last_checkpoint_stays(tm
     away.rename(home)
     with Checkpointer(home, settings()) as checkpointer:
         assert restored(checkpointer) == (1, 1.0)
+
+
+def test_a_last_save_that_could_not_even_begin_is_not_taken_for_done(tmp_path):
+    home, away = tmp_path / "checkpoints", tmp_path / "away"
+    with Checkpointer(home, settings(max_failures=9)) as checkpointer:
+        checkpointer.save(1, state(1), {}, {})
+        assert checkpointer.wait()
+        home.rename(away)
+        home.write_text("")
+        for step in (2, 3):
+            checkpointer.save(step, state(step), {}, {})
+            assert not checkpointer.wait()
+        home.unlink()
+        away.rename(home)
+        assert not checkpointer.wait()  # so that the caller repeats it
+        checkpointer.save(3, state(3), {}, {})
+        assert checkpointer.wait()
+    assert steps_in(home) == [3]
 
 
 def test_more_than_the_memory_is_not_restored(tmp_path, monkeypatch):

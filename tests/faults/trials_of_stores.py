@@ -14,7 +14,7 @@ from store.process import RunningStore
 
 STEPS = 32
 EVERY = 8
-STARTS = 40  # in which a run must come to its end
+STARTS = 60  # in which a run must come to its end
 
 # Name -> arguments of `Faults`. The numbers after @ are those of the requests.
 FAULTS = {
@@ -26,7 +26,7 @@ FAULTS = {
     "truncated": dict(rules="truncated:0.05"),
     "checksum": dict(rules="checksum:0.05"),
     "missing": dict(rules="missing:0.02"),
-    "refused": dict(rules="403:1@150-170,401:1@300-320,403:1@450-470,401:1@600-620"),
+    "refused": dict(rules="403:1@150-162,401:1@300-312,403:1@450-462,401:1@600-612"),
     "slow": dict(rules="slow:0.1", slow_s=0.3),
 }
 # Kinds that a reader can't tell from a checkpoint that is damaged: an older one may be used.

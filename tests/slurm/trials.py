@@ -138,13 +138,14 @@ def preempted(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> st
 
 
 def requeued(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
-    """`scontrol requeue` kills without SIGTERM."""
+    """`scontrol requeue` leaves `KillWait`, in which it may save or not."""
     job = Job(cluster, folder)
     job.wait_for_steps(30)
     cluster.run("scontrol", "requeue", job.number)
     job.wait_for_restart(1)
+    saved = "saved" if "stopped by SIGTERM at step" in job.logs() else "killed"
     check_same(job, truth)
-    return "killed by Slurm, requeued, continued from a checkpoint, the same bits"
+    return f"{saved}, requeued, the same bits"
 
 
 def out_of_time(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:

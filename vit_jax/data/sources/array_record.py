@@ -123,9 +123,8 @@ def parse_chunk(chunk: bytes) -> list[bytes]:
     if len(sizes) != count or sizes.sum() != total:
         raise Damaged("the sizes of its records do not add up")
     ends = np.cumsum(sizes).tolist()
-    return [
-        bytes(content[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True)
-    ]
+    spans = zip(ends, sizes.tolist(), strict=True)
+    return [bytes(content[end - size : end]) for end, size in spans]
 
 
 def footer(path: str) -> tuple[np.ndarray, int]:
