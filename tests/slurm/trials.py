@@ -6,6 +6,8 @@ PYTHONPATH=.:tests:tests/faults:tests/train:tests/slurm python tests/slurm/trial
 import argparse
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -194,11 +196,18 @@ SHORT = ("terminated",)
 
 
 def install() -> str:
-    """Installs Slurm if this may be done; returns why it is not here, or ""."""
+    """Installs Slurm if this may be done; returns why there can be none here, or ""."""
     if missing() and os.geteuid() == 0:
+        quiet = dict(env=os.environ | dict(DEBIAN_FRONTEND="noninteractive"), capture_output=True)
         for command in (["update"], ["install", "--no-install-recommends", *PACKAGES]):
-            subprocess.run(["apt-get", "-qq", "-y", *command], capture_output=True, check=False)
-    return ", ".join(missing())
+            subprocess.run(["apt-get", "-qq", "-y", *command], check=False, **quiet)
+    if missing():
+        return f"{', '.join(missing())} can't be found or installed"
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return f"the name {socket.gethostname()} does not resolve"
+    return ""
 
 
 def main(argv: list[str]) -> int:
@@ -206,10 +215,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}")
     parser.add_argument("--only", choices=TRIALS, action="append")
     args = parser.parse_args(argv)
-    absent_programs = install()
-    if absent_programs:
-        print(f"no Slurm here: {absent_programs} can't be found or installed")
+    problem = install()
+    if problem:
+        print(f"no Slurm here: {problem}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the daemons end, too
     names = args.only or (SHORT if args.short else tuple(TRIALS))
     failed = 0
     print("| job of two processes under Slurm | outcome | duration |\n|---|---|---|", flush=True)
