@@ -18,8 +18,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # itself. Commands that are in one row do not import each other.
 LAYERS = (
     ("errors",),
-    ("objects",),
-    ("spool",),
     ("config",),
     ("cli",),
     ("distributed",),
@@ -27,7 +25,7 @@ LAYERS = (
     ("weights", "data"),
     ("evaluate",),
     ("train",),
-    ("plan", "vtab", "finetune", "figures", "convert", "predict", "goodput"),
+    ("plan", "vtab", "finetune", "convert", "predict", "goodput"),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
 )
@@ -163,4 +161,4 @@ for name in names:
 
 def test_the_layers_name_what_stands_at_the_root_of_the_package():
     found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 23
+    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 20

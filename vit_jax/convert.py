@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import cli, errors, objects
+from vit_jax import cli, errors
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.cli import objects
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.models import create
 from vit_jax.weights import load as pretrained

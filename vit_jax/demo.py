@@ -15,8 +15,9 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli, figures
+from vit_jax import cli
 from vit_jax.errors import NegativeResult
+from vit_jax.train import curves
 
 STAGES = ("pretrain", "finetune")
 
@@ -56,15 +57,15 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
     folders = {stage: epath.Path(workdir / stage) for stage in STAGES}
     losses = {"training loss (with mixup)": "train/loss", "validation loss": "eval/val/loss"}
     accuracies = {"validation top-1": "eval/val/top1"}
-    figures.curves(folders, losses, epath.Path(workdir / "loss.png"))
-    figures.curves(folders, accuracies, epath.Path(workdir / "accuracy.png"))
+    curves.draw(folders, losses, epath.Path(workdir / "loss.png"))
+    curves.draw(folders, accuracies, epath.Path(workdir / "accuracy.png"))
     table = Table(title=f"digits, {seconds:.0f} seconds in total")
     for column in ("stage", "image size", "validation top-1", "test top-1"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for stage, folder in folders.items():
         size = json.loads((folder / "config.json").read_text())["config"]["image_size"]
         test = json.loads((folder / "test.json").read_text())["eval/test/top1"]
-        _, val = figures.series(folder, "eval/val/top1")
+        _, val = curves.series(folder, "eval/val/top1")
         table.add_row(stage, f"{size} x {size}", f"{val[-1]:.2%}", f"{test:.2%}")
     Console().print(table)
     print(f"Workdirs:  {folders['pretrain']}  {folders['finetune']}")

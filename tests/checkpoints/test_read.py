@@ -13,9 +13,9 @@ import ml_collections
 import pytest
 from conftest import metric_lines
 
-from vit_jax import spool
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
+from vit_jax.cli import spool
 from vit_jax.distributed.waits import waits
 from vit_jax.errors import UserError
 from vit_jax.train import metrics

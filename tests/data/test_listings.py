@@ -17,7 +17,7 @@ from etils.epath import backend
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax import objects
+from vit_jax.cli import objects
 from vit_jax.data.sources import (
     catalog,
     csv_file,

@@ -21,9 +21,10 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint  # noqa: F401 - imported once, before forking
 
-from vit_jax import errors, spool
+from vit_jax import errors
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
+from vit_jax.cli import spool
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preemption, preflight, processes, sharding, watchdog
 

@@ -11,7 +11,7 @@ from conftest import TINY, last_error
 from jax.sharding import Mesh
 
 from vit_jax import config as configs
-from vit_jax import spool
+from vit_jax.cli import spool
 from vit_jax.distributed import hardware
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import NegativeResult, UserError

@@ -369,7 +369,8 @@ def test_a_run_on_a_store_is_read_without_tensorflow_and_devices(tmp_path):
     code = """
 import sys
 import tensorstore
-from vit_jax import goodput, objects
+from vit_jax import goodput
+from vit_jax.cli import objects
 
 store = tensorstore.KvStore.open("memory://").result()
 store.write("runs/l16/goodput.json", sys.argv[1]).result()

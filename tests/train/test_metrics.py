@@ -8,7 +8,8 @@ import pytest
 from etils import epath
 from rich.console import Console
 
-from vit_jax import cli, spool
+from vit_jax import cli
+from vit_jax.cli import spool
 from vit_jax.errors import UserError
 from vit_jax.train import console, metrics
 

@@ -16,7 +16,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli, objects
+from vit_jax import cli
+from vit_jax.cli import objects
 from vit_jax.errors import UserError
 
 PARTS = {

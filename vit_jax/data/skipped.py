@@ -7,8 +7,8 @@ import logging
 
 import jax
 
+from vit_jax.cli.spool import Files
 from vit_jax.errors import one_line
-from vit_jax.spool import Files
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from vit_jax.cli.spool import Files
 from vit_jax.distributed import sharding, waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
-from vit_jax.spool import Files
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")

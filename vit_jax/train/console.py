@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from vit_jax.spool import Files
+from vit_jax.cli.spool import Files
 from vit_jax.train import goodput, metrics
 
 log = logging.getLogger(__name__)

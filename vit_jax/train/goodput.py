@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from vit_jax import cli, objects
+from vit_jax import cli
+from vit_jax.cli import objects
 from vit_jax.errors import one_line, storage_problem
 
 log = logging.getLogger(__name__)

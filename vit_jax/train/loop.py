@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax.checkpoints.manager import Checkpointer
+from vit_jax.cli.spool import Files
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, waits, watchdog
@@ -19,7 +20,6 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed.waits import Interrupted, waiting
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.spool import Files
 from vit_jax.train import console, goodput, metrics, nonfinite, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment

@@ -11,9 +11,9 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax.cli.spool import Files
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import one_line, storage_problem
-from vit_jax.spool import Files
 
 log = logging.getLogger(__name__)
 

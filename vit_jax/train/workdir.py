@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 import jax
 from etils import epath
 
-from vit_jax import cli, objects
+from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.cli import objects
 from vit_jax.distributed import versions
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem

@@ -5,7 +5,7 @@ or one that TFDS has prepared.
 import numpy as np
 import tensorflow as tf
 
-from vit_jax import objects
+from vit_jax.cli import objects
 from vit_jax.data.sources import catalog, splits, storage, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source

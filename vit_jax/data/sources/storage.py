@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax import objects
+from vit_jax.cli import objects
 from vit_jax.data.sources.object_file import ObjectFile
 from vit_jax.errors import UserError, one_line
 

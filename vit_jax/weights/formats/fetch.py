@@ -10,8 +10,8 @@ import urllib.request
 
 from etils import epath
 
-from vit_jax import objects
 from vit_jax.checkpoints.read import absolute
+from vit_jax.cli import objects
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights.formats.safetensors_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_folder
 

@@ -14,7 +14,7 @@ def series(workdir: epath.Path, name: str) -> tuple[list[int], list[float]]:
     return [line["step"] for line in lines], [line[name] for line in lines]
 
 
-def curves(runs: Mapping[str, epath.Path], lines: Mapping[str, str], path: epath.Path) -> None:
+def draw(runs: Mapping[str, epath.Path], lines: Mapping[str, str], path: epath.Path) -> None:
     """Draws metrics of every run as a PNG, one panel per run with a shared vertical axis.
 
     Args:

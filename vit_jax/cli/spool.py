@@ -17,7 +17,7 @@ import time
 
 from etils import epath
 
-from vit_jax import objects
+from vit_jax.cli import objects
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import pytest
 import tensorstore as ts
 from etils import epath
 
-from vit_jax import objects, spool
+from vit_jax.cli import objects, spool
 from vit_jax.errors import UserError
 
 
