@@ -16,7 +16,7 @@ from conftest import metric_lines
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.cli import spool
-from vit_jax.distributed.waits import waits
+from vit_jax.distributed.waits import ongoing
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
 
@@ -26,7 +26,7 @@ EVAL = "eval/val/top1"
 @pytest.fixture(autouse=True)
 def runs_in_this_process_end_as_usual(monkeypatch):
     """A failed save would let them end this process at once."""
-    monkeypatch.setattr(waits, "was_abandoned", False)
+    monkeypatch.setattr(ongoing, "was_abandoned", False)
 
 
 def settings(**more):

@@ -19,10 +19,10 @@ class Bucket:
         self.writes = []
         self.problem = None
 
-    def read(self, key):
+    def read(self, key, byte_range):
         if self.problem:
             raise ValueError(self.problem)
-        return self.inner.read(key)
+        return self.inner.read(key, byte_range=byte_range)
 
     def write(self, key, value):
         self.writes.append(key)
@@ -37,7 +37,9 @@ class Bucket:
 @pytest.fixture
 def bucket(monkeypatch):
     found = Bucket()
-    monkeypatch.setattr(objects, "locate", lambda path: (found, path.removeprefix("gs://bucket/")))
+    monkeypatch.setattr(
+        objects, "locate", lambda path, retries=0: (found, path.removeprefix("gs://bucket/"))
+    )
     return found
 
 

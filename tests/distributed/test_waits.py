@@ -20,18 +20,20 @@ def test_a_wait_returns_what_comes_and_raises_what_fails():
     assert list(waits.each("numbers", range(3))) == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
         waits.call("a number", lambda: 1 / 0)
-    assert waits.waits.current is None
+    assert waits.ongoing.current is None
 
 
 def test_a_wait_ends_on_request_or_after_a_time(monkeypatch):
     for_ever = threading.Event()
-    monkeypatch.setattr(waits.waits, "was_abandoned", False)
+    monkeypatch.setattr(waits.ongoing, "was_abandoned", False)
     with pytest.raises(waits.Interrupted):
         waits.call("rain", for_ever.wait, should_stop=lambda: True)
     monkeypatch.setenv("VIT_JAX_STALL_TIMEOUT", "1")
-    with pytest.raises(NegativeResult, match=r"in vain for rain: .*VIT_JAX_STALL_TIMEOUT=SECONDS"):
+    with pytest.raises(
+        NegativeResult, match=r"waiting for rain after .*VIT_JAX_STALL_TIMEOUT=SECONDS"
+    ):
         waits.call("rain", for_ever.wait)
-    assert waits.waits.was_abandoned
+    assert waits.ongoing.was_abandoned
     for_ever.set()
 
 
@@ -101,7 +103,7 @@ def test_a_run_without_data_says_so_hears_sigterm_and_gives_up(tiny, tmp_path):
     _, err = run.communicate(timeout=120)
     assert run.returncode == 1
     last = err.strip().splitlines()[-1]
-    assert last.startswith("error: waited 2 s in vain for a batch of digits: ")
+    assert last.startswith("error: gave up waiting for a batch of digits after 2 s: ")
 
     run = start(12, tiny, tmp_path / "run")
     _, err = run.communicate(timeout=120)

@@ -14,7 +14,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.options import AsyncOptions, MultiprocessingOptions
 
 from vit_jax.distributed import messages
-from vit_jax.distributed.waits import waiting, waits
+from vit_jax.distributed.waits import ongoing, waiting
 from vit_jax.errors import UserError, one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class RetryingSaves:
         """
         self.problem = storage_problem(error) or one_line(error)[:300] or type(error).__name__
         # Threads of Orbax wait ten minutes for the parts of a save that did not begin.
-        waits.was_abandoned = True
+        ongoing.was_abandoned = True
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has ended
             messages.signal(self.failed_key)
 

@@ -53,6 +53,12 @@ def read(path: str, start: int | None = None, stop: int | None = None, retries: 
     return store.read(key, byte_range=slice(start, stop))
 
 
+def content(path: str) -> bytes | None:
+    """A whole object; None if there is none."""
+    found = read(path).result()
+    return found.value if found.state == "value" else None
+
+
 @functools.cache
 def context(retries: int = RETRIES):
     # These are read when TensorStore's client is used for the first time.

@@ -79,23 +79,20 @@ class Spool:
         if path.exists():
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = self.read(name)
+        content = self.read(f"{self.workdir}/{name}")
         if content is not None:
             path.write_bytes(content)
             self.sent[name] = stamp(path)
         return path
 
-    def read(self, name: str) -> bytes | None:
-        """The object of a file, or None if there is none."""
-        bucket, key = objects.locate(f"{self.workdir}/{name}")
+    def read(self, path: str) -> bytes | None:
         try:
-            found = bucket.read(key).result()
-        except Exception as error:
+            return objects.content(path)
+        except Exception as error:  # of many types
             raise UserError(
-                f"{self.workdir}/{name} can't be read ({one_line(error)[:160]}): fix it, or choose "
-                "another --workdir"
+                f"{path} can't be read ({one_line(error)[:160]}): fix it, or choose another "
+                "--workdir"
             ) from error
-        return found.value if found.state == "value" else None
 
     def deliver(self) -> None:
         """Sends what has changed, and returns once that was tried, or after PATIENCE_S."""

@@ -26,7 +26,7 @@ class SaveRequest:
 
     def _on_signal(self, number, frame) -> None:
         self.received = True
-        waits.waits.stop_requested = True
+        waits.ongoing.stop_requested = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def due(self) -> bool:

@@ -38,7 +38,7 @@ class Wait:
         self.begun = time.monotonic()
         self.begun_at = time.strftime("%H:%M:%S")
         self.speaks_after = SPEAK_S
-        self.answered = False
+        self.has_acknowledged = False
 
     @property
     def seconds(self) -> float:
@@ -48,9 +48,9 @@ class Wait:
         """Logs a wait that has become long, and that a request to stop was heard; call it from
         another thread, every few seconds.
         """
-        if stop_requested and not self.answered:
-            self.answered = True
-            log.warning("SIGTERM received while waiting for %s: the run stops after it", self.what)
+        if stop_requested and not self.has_acknowledged:
+            self.has_acknowledged = True
+            log.warning("SIGTERM received while waiting for %s: the run then stops", self.what)
         if self.seconds < self.speaks_after:
             return
         self.speaks_after = 2 * self.seconds
@@ -64,14 +64,14 @@ class Wait:
 
     def too_long(self) -> NegativeResult:
         return NegativeResult(
-            f"waited {self.seconds:.0f} s in vain for {self.what}: see whether the disk, store or "
-            "network hangs; the same command continues from the last checkpoint; to wait longer, "
-            f"set {STALL_TIMEOUT}=SECONDS"
+            f"gave up waiting for {self.what} after {self.seconds:.0f} s: check whether the disk, "
+            "store or network hangs; the same command continues from the last checkpoint; to wait "
+            f"longer, set {STALL_TIMEOUT}=SECONDS"
         )
 
 
-class Waits:
-    """The waits of this process."""
+class Ongoing:
+    """What this process waits for."""
 
     current: Wait | None = None  # of the main thread
     stop_requested = False  # by SIGTERM
@@ -88,8 +88,8 @@ class Waits:
             self.current = outer
 
 
-waits = Waits()
-waiting = waits.waiting
+ongoing = Ongoing()
+waiting = ongoing.waiting
 
 
 def never() -> bool:
@@ -119,22 +119,19 @@ def call(what: str, function: Callable, *args, should_stop: Callable[[], bool] =
     """
     with waiting(what) as wait:
         future = in_thread(function, *args)
-        while not future.done():
-            concurrent.futures.wait([future], POLL_S)
-            if future.done():
-                break
+        while not concurrent.futures.wait([future], POLL_S).done:
             if should_stop():
-                waits.was_abandoned = True
+                ongoing.was_abandoned = True
                 raise Interrupted
             if wait.seconds > stall_timeout():
-                waits.was_abandoned = True
+                ongoing.was_abandoned = True
                 raise wait.too_long()
     return future.result()
 
 
 def each_soon(what: str, items: Iterable) -> Iterator:
     """Like `each`, for little time: raises Interrupted if an item takes longer than SPEAK_S."""
-    return each(what, items, lambda: waits.current.seconds > SPEAK_S)
+    return each(what, items, lambda: ongoing.current.seconds > SPEAK_S)
 
 
 def each(what: str, items: Iterable, should_stop: Callable[[], bool] = never) -> Iterator:

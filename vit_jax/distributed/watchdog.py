@@ -17,7 +17,7 @@ from jax._src.distributed import global_state  # no public API exposes the key-v
 from vit_jax import cli, errors
 from vit_jax.distributed import messages, processes
 from vit_jax.distributed.messages import is_multiprocess
-from vit_jax.distributed.waits import STALL_TIMEOUT, stall_timeout, waits
+from vit_jax.distributed.waits import STALL_TIMEOUT, ongoing, stall_timeout
 from vit_jax.errors import NegativeResult, UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def run(main: Callable[[], None], debug: bool, recovery: str = "") -> int:
             raise
         code = log_exception()
     failed = code not in (0, errors.Preempted.exit_code)
-    if waits.was_abandoned or (failed and jax.distributed.is_initialized()):
+    if ongoing.was_abandoned or (failed and jax.distributed.is_initialized()):
         exit_now(code)
     return code
 
@@ -207,10 +207,10 @@ def speaking() -> Iterator[None]:
 def speak_of_waits(over: threading.Event) -> None:
     """Logs long waits, and ends this process if one hangs in a library and can't end by itself."""
     while not over.wait(POLL_S):
-        wait = waits.current
+        wait = ongoing.current
         if wait is None:
             continue
-        wait.speak(waits.stop_requested)
+        wait.speak(ongoing.stop_requested)
         if wait.seconds > stall_timeout() + GRACE_S:
             error = wait.too_long()
             report_failure(error)

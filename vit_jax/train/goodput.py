@@ -190,11 +190,10 @@ def read_text(path: epath.Path) -> str:
     """
     if not objects.is_object(str(path)):
         return path.read_text()
-    bucket, key = objects.locate(str(path))
-    found = bucket.read(key).result()
-    if found.state == "missing":
+    content = objects.content(str(path))
+    if content is None:
         raise FileNotFoundError(str(path))
-    return found.value.decode()
+    return content.decode()
 
 
 def set_aside(path: epath.Path, problem: str) -> None:

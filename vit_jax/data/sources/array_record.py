@@ -7,13 +7,12 @@ that takes 10 ms per image in Python.
 """
 
 import concurrent.futures
-import os
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.spans import Spans
+from vit_jax.data.sources import storage
+from vit_jax.data.sources.shards import Shards
 from vit_jax.errors import UserError
 
 BLOCK = 1 << 16  # bytes; each begins with a header, which may interrupt a chunk
@@ -190,26 +189,12 @@ class Records:
     """The records of a split, by number."""
 
     def __init__(self, instructions):
-        """`instructions`: of TFDS, with filename, skip, take and examples_in_shard."""
-        paths = [os.fspath(part.filename) for part in instructions]
-        counts = [part.examples_in_shard for part in instructions]
-
-        def is_current(arrays) -> bool:
-            same = np.array_equal(arrays["counts"], counts)
-            return same and storage.are_unchanged(paths, arrays["stamps"])
-
-        index = "array_record", "\n".join(paths)
-        arrays = index_cache.cached(*index, lambda: scan(paths, counts), is_current)
-        files = np.repeat(np.arange(len(paths), dtype=np.int32), arrays["chunks"])
-        self.chunks = Spans(paths, arrays["stamps"], files, arrays["spans"], index)
+        """`instructions`: see `Shards`."""
+        shards = Shards("array_record", instructions, scan)
+        arrays = shards.arrays
+        self.chunks = shards.spans(shards.files(arrays["chunks"]), arrays["spans"])
         self.firsts = np.cumsum(arrays["records"]) - arrays["records"]  # record of each chunk
-        starts = np.cumsum([0, *counts[:-1]])
-        self.numbers = np.concatenate(
-            [
-                np.arange(start + part.skip, start + part.skip + part.take)
-                for start, part in zip(starts, instructions, strict=True)
-            ]
-        )
+        self.numbers = shards.numbers
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         records = self.numbers[np.asarray(numbers, np.int64)]

@@ -3,14 +3,13 @@ once.
 """
 
 import concurrent.futures
-import os
 import struct
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.spans import Spans
+from vit_jax.data.sources import storage
+from vit_jax.data.sources.shards import Shards
 from vit_jax.errors import UserError
 
 READERS = 16  # shards indexed at a time; on a store all of their bytes are read
@@ -52,25 +51,10 @@ class Records:
     """The records of a split, by number."""
 
     def __init__(self, instructions):
-        """`instructions`: of TFDS, with filename, skip, take and examples_in_shard."""
-        paths = [os.fspath(part.filename) for part in instructions]
-        counts = [part.examples_in_shard for part in instructions]
-
-        def is_current(arrays) -> bool:
-            same = np.array_equal(arrays["counts"], counts)
-            return same and storage.are_unchanged(paths, arrays["stamps"])
-
-        index = "tfrecord", "\n".join(paths)
-        arrays = index_cache.cached(*index, lambda: scan(paths, counts), is_current)
-        starts = np.cumsum([0, *counts[:-1]])
-        chosen = [
-            np.arange(start + part.skip, start + part.skip + part.take)
-            for start, part in zip(starts, instructions, strict=True)
-        ]
-        shards = np.arange(len(chosen), dtype=np.int32)
-        files = np.repeat(shards, [len(part) for part in chosen])
-        rows = arrays["rows"][np.concatenate(chosen)]
-        self.spans = Spans(paths, arrays["stamps"], files, rows, index)
+        """`instructions`: see `Shards`."""
+        shards = Shards("tfrecord", instructions, scan)
+        files = shards.files(shards.counts)[shards.numbers]
+        self.spans = shards.spans(files, shards.arrays["rows"][shards.numbers])
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.spans.read(numbers)
