@@ -17,7 +17,7 @@ from test_pipeline import SIDE, assert_same, eval_config, memory_source, noise, 
 from test_sources import prepare_cifar10
 
 from vit_jax.data import pipeline, read_ahead
-from vit_jax.data.sources import array_record, object_file, spans, storage
+from vit_jax.data.sources import array_record, object_file, simulated_store, spans, storage
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import runtime
 from vit_jax.errors import UserError
@@ -43,7 +43,7 @@ SIZES = {
 @pytest.fixture
 def store(monkeypatch):
     """Local files are read as if they were on a store."""
-    simulated = storage.Simulated(0.0, 4)
+    simulated = simulated_store.Simulated(0.0, 4)
     monkeypatch.setattr(storage, "simulated", simulated)
     yield simulated
     simulated.pool.shutdown()
@@ -167,7 +167,7 @@ def batches_of(name: str, data_dir: str, on_corrupt="error", start=0) -> list[di
 def test_batches_are_those_of_local_files(prepared, monkeypatch, on_corrupt):
     local = batches_of(*prepared)
     monkeypatch.setattr(pipeline, "READ_AT_ONCE_DISTANT", 7)
-    simulated = storage.Simulated(0.001, 4)
+    simulated = simulated_store.Simulated(0.001, 4)
     monkeypatch.setattr(storage, "simulated", simulated)
     assert_same(batches_of(*prepared, on_corrupt), local)
     assert_same(batches_of(*prepared, on_corrupt, start=3), local[3:])
@@ -217,7 +217,7 @@ def test_a_file_that_changes_during_a_run_is_no_damaged_image(copied, store, on_
 
 def test_what_is_read_ahead_keeps_nobody_from_leaving(prepared, monkeypatch):
     """Neither an iterator that is dropped during reads that take long, nor the next one."""
-    simulated = storage.Simulated(0.5, 4)
+    simulated = simulated_store.Simulated(0.5, 4)
     monkeypatch.setattr(storage, "simulated", simulated)
     monkeypatch.setattr(pipeline, "READ_AT_ONCE_DISTANT", 8)
     source = sources.open_source(prepared[0], "train", prepared[1])
@@ -240,8 +240,8 @@ def test_a_process_ends_while_it_reads(prepared):
 import sys
 import numpy as np
 from test_distant import batches_from
-from vit_jax.data.sources import storage
-storage.simulate_store(0.2, 4)
+from vit_jax.data.sources import simulated_store
+simulated_store.simulate(0.2, 4)
 batches = batches_from({prepared[0]!r}, {prepared[1]!r})
 next(batches)
 sys.exit(75)

@@ -113,13 +113,13 @@ import json, sys
 import jax, numpy as np
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes, processes, sharding
-from vit_jax.train import loop
+from vit_jax.train import run_data
 processes.start()
 found = {}
 for name, overrides in json.load(open(sys.argv[2])).items():
     config = configs.load(sys.argv[1], overrides + sys.argv[4:])
     mesh = meshes.make_mesh(config.mesh)
-    source = loop.open_training_data(config)
+    source = run_data.open_training_data(config)
     from vit_jax.data import pipeline, to_device
     size = config.data.batch_size
     rows = sharding.local_rows(mesh, size)

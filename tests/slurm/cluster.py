@@ -6,7 +6,6 @@ Debian's slurm-wlm and munge; the loopback only.
 import contextlib
 import os
 import pathlib
-import random
 import shutil
 import signal
 import socket
@@ -102,7 +101,7 @@ class Cluster:
         text = CONF.format(
             host=host,
             controller_port=free_port(),
-            first_job=random.randrange(1, 60_000),  # JAX derives its port from the job's number
+            first_job=1 + os.getpid() % 60_000,  # JAX derives its port from the job's number
             folder=self.folder,
             nodes=nodes,
         )

@@ -104,8 +104,12 @@ def check_same(job: Job, truth: pathlib.Path) -> None:
     expect(same_bits(final_params(job.workdir), final_params(truth)), "parameters differ")
 
 
+def has_saved(job: Job) -> bool:
+    return "stopped by SIGTERM at step" in job.logs()
+
+
 def expect_saved(job: Job) -> None:
-    expect("stopped by SIGTERM at step" in job.logs(), f"it did not save: {job.logs()}")
+    expect(has_saved(job), f"it did not save: {job.logs()}")
 
 
 # --- trials: f(cluster, folder, truth) ---
@@ -118,13 +122,18 @@ def whole(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
     return "the bits of launch.local"
 
 
+def check_restart(job: Job, truth: pathlib.Path) -> None:
+    """The job that was just stopped goes back into the queue, and ends as if it had not been."""
+    job.wait_for_restart(1)
+    check_same(job, truth)
+
+
 def terminated(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
     job = Job(cluster, folder)
     job.wait_for_steps(20)
     cluster.run("scancel", "--signal=TERM", job.number)
-    job.wait_for_restart(1)
+    check_restart(job, truth)
     expect_saved(job)
-    check_same(job, truth)
     return "saved, exit 75, requeued, the same bits"
 
 
@@ -133,9 +142,8 @@ def preempted(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> st
     job = Job(cluster, folder)
     job.wait_for_steps(20)
     Job(cluster, folder / "urgent", ["sleep", "1"], ["--partition=urgent"])
-    job.wait_for_restart(1)
+    check_restart(job, truth)
     expect_saved(job)
-    check_same(job, truth)
     return "saved in the grace time, requeued, the same bits"
 
 
@@ -144,10 +152,8 @@ def requeued(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str
     job = Job(cluster, folder)
     job.wait_for_steps(30)
     cluster.run("scontrol", "requeue", job.number)
-    job.wait_for_restart(1)
-    saved = "saved" if "stopped by SIGTERM at step" in job.logs() else "killed"
-    check_same(job, truth)
-    return f"{saved}, requeued, the same bits"
+    check_restart(job, truth)
+    return f"{'saved' if has_saved(job) else 'killed'}, requeued, the same bits"
 
 
 def out_of_time(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
@@ -167,8 +173,7 @@ def dead_node(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> st
     cluster.wait_for(lambda: job.state["JobState"] != "RUNNING", 120, "end after a node died")
     seconds = time.monotonic() - start
     cluster.start_node(NODES[1])
-    job.wait_for_restart(1)
-    check_same(job, truth)
+    check_restart(job, truth)
     return f"noticed in {seconds:.0f} s, requeued, continued from a checkpoint, the same bits"
 
 

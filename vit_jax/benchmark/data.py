@@ -20,7 +20,7 @@ import tensorflow as tf
 from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
-from vit_jax.data.sources import catalog, storage
+from vit_jax.data.sources import catalog, simulated_store
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
@@ -167,7 +167,7 @@ def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, ar
     ]
 
 
-def at_distance(config, host: pipeline.Pipeline, store: storage.Simulated, args) -> dict:
+def at_distance(config, host: pipeline.Pipeline, store: simulated_store.Simulated, args) -> dict:
     """The host pipeline with the latency of a store, alone in its process.
 
     Counted are the images that come out of the pipeline, or those that are read meanwhile if they
@@ -314,7 +314,7 @@ def run(config, args):
     contenders = commands(config, args) if args.against else None
     store = None
     if args.alone and args.latency_ms:
-        store = storage.simulate_store(args.latency_ms / 1e3, args.connections)
+        store = simulated_store.simulate(args.latency_ms / 1e3, args.connections)
     source = sources.open_training(config.data)
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)

@@ -1,8 +1,8 @@
 """Files of a workdir that grow line by line or are often rewritten: log, metrics, events.
 
-An object on a store has no append and bears about one write a second, so on a store these files are
-written to a local folder, and a thread sends those that have changed: at most every few seconds,
-when a checkpoint is about to be saved, and at the end. Between those no request is made.
+An object on a store can't be appended to and accepts about one write a second. So on a store these
+files are written to a local folder, and a thread uploads those that have changed: at most every few
+seconds, before a checkpoint is saved, and at the end. Between uploads no request is made.
 """
 
 import contextlib

@@ -5,7 +5,8 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 
 import jax
 from etils import epath
@@ -15,12 +16,12 @@ from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.cli.spool import Files
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, preemption, preflight, runtime, sharding, waits, watchdog
+from vit_jax.distributed import hardware, preemption, preflight, runtime, waits, watchdog
 from vit_jax.distributed import mesh as meshes
-from vit_jax.distributed.waits import Interrupted, waiting
+from vit_jax.distributed.waits import Interrupted
 from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
-from vit_jax.train import console, goodput, metrics, nonfinite, step, summary, workdir
+from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.spikes import Spikes, reach
@@ -28,13 +29,15 @@ from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
 log = logging.getLogger("vit_jax.train")
 
+RETRY_S = 5  # before the last save is repeated: a store may refuse it for a moment only
+
 
 def train(config, folder: epath.Path, files: Files) -> None:
     """The whole of a run, which writes to `folder`; `files`: what grows there."""
-    source = open_training_data(config)
+    source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     experiment = Experiment.build(config, catalog.found(config, source), mesh)
-    evaluations = open_evaluations(experiment, files)
+    evaluations = run_data.open_evaluations(experiment, files)
     workdir.check(folder, config, source.fingerprint)
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
@@ -51,7 +54,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment)
         workdir.claim(folder, config, source.fingerprint)
-        pipeline = open_pipeline(experiment, source, files, spikes.left_out)
+        pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
         with account.spending("compilation"):
             train_step, timer.compile_s = compiling.result()
@@ -84,45 +87,7 @@ def due(number: int, every: int, total: int) -> bool:
     return number == total or (every > 0 and number % every == 0)
 
 
-# --- parts of the loop; what needs TensorFlow is imported inside, so that --help is quick ---
-
-
-def open_training_data(config):
-    """The training split as a source."""
-    from vit_jax.data.sources import open as sources
-
-    with waiting(f"the index of {config.data.name}"):
-        return sources.open_training(config.data)
-
-
-def open_evaluations(experiment: Experiment, files: Files) -> dict:
-    config = experiment.config
-    facts = experiment.facts
-    with waiting("the data of the evaluations"):
-        return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, files)
-
-
-def open_pipeline(experiment: Experiment, source, files: Files, left_out: LeftOut):
-    """From the source to batches on the host."""
-    from vit_jax.data import pipeline
-
-    config = experiment.config
-    rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
-    host = pipeline.train_pipeline(config, source, rows, experiment.total_steps, left_out)
-    host.skipped.list_in(files, "train")
-    return host
-
-
-def device_batches(experiment: Experiment, pipeline, done: int) -> Iterator[dict]:
-    """Global batches on the mesh, from that of the update after `done` on."""
-    from vit_jax.data import to_device
-
-    data = experiment.config.data
-    rows = sharding.local_rows(experiment.mesh, data.batch_size)
-    batches = pipeline.batches(done)
-    return to_device.to_device(
-        batches, experiment.mesh, rows, data.batch_size, data.prefetch, pipeline.stages
-    )
+# --- parts of the loop ---
 
 
 def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
@@ -217,7 +182,7 @@ class Loop:
         those until the end of a loss spike; their state is given up, and None.
         """
         name = self.experiment.config.data.name
-        batches = device_batches(self.experiment, self.pipeline, done)
+        batches = run_data.device_batches(self.experiment, self.pipeline, done)
         batches = self.request.each(f"a batch of {name}", batches)
         number = done
         step_metrics = {}
@@ -345,6 +310,7 @@ class Loop:
         """Waits for the last save, and repeats it if it failed: no later state replaces it."""
         with self.timer.paused("checkpoints"), self.account.spending("saves"):
             while not self.checkpointer.wait():
+                time.sleep(RETRY_S)
                 self.save(number, state, step_metrics, scalars)
 
     def write(self, number: int, scalars: dict[str, float]) -> None:

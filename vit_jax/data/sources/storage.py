@@ -6,7 +6,6 @@ small one, 10 and 4 times what the operating system takes), and its times of cha
 seconds.
 """
 
-import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -59,31 +58,8 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path) if is_local(path) else on_store(path).is_dir()
 
 
-class Simulated:
-    """Reads local files as if each request took `latency` seconds, `connections` at a time."""
-
-    def __init__(self, latency: float, connections: int):
-        self.latency = latency
-        self.requests = 0
-        self.pool = concurrent.futures.ThreadPoolExecutor(connections)
-
-    def request(self, path: str, start: int, stop: int) -> Wait:
-        self.requests += 1
-        return self.pool.submit(self.answer, path, start, stop).result
-
-    def answer(self, path: str, start: int, stop: int) -> tuple[bytes, tuple[int, int]]:
-        time.sleep(self.latency)
-        return read_range(path, start, stop - start), stamp(path)
-
-
-simulated: Simulated | None = None
-
-
-def simulate_store(latency: float, connections: int) -> Simulated:
-    """From now on this process reads local records as it would those on a store."""
-    global simulated
-    simulated = Simulated(latency, connections)
-    return simulated
+# If local files are to be read as if they were on a store: see simulated_store.py.
+simulated = None
 
 
 def is_distant(path: str) -> bool:

@@ -1,0 +1,52 @@
+"""The data of a run: the training split as a source, then as batches on the mesh; and those of the
+evaluations.
+
+What needs TensorFlow is imported inside, so that --help is quick.
+"""
+
+from collections.abc import Iterator
+
+from vit_jax.cli.spool import Files
+from vit_jax.data.left_out import LeftOut
+from vit_jax.distributed import sharding
+from vit_jax.distributed.waits import waiting
+from vit_jax.evaluate import suite
+from vit_jax.train.experiment import Experiment
+
+
+def open_training_data(config):
+    """The training split as a source."""
+    from vit_jax.data.sources import open as sources
+
+    with waiting(f"the index of {config.data.name}"):
+        return sources.open_training(config.data)
+
+
+def open_evaluations(experiment: Experiment, files: Files) -> dict:
+    config = experiment.config
+    facts = experiment.facts
+    with waiting("the data of the evaluations"):
+        return suite.open_all(config, experiment.mesh, facts.class_names, facts.num_classes, files)
+
+
+def open_pipeline(experiment: Experiment, source, files: Files, left_out: LeftOut):
+    """From the source to batches on the host."""
+    from vit_jax.data import pipeline
+
+    config = experiment.config
+    rows = sharding.local_rows(experiment.mesh, config.data.batch_size)
+    host = pipeline.train_pipeline(config, source, rows, experiment.total_steps, left_out)
+    host.skipped.list_in(files, "train")
+    return host
+
+
+def device_batches(experiment: Experiment, pipeline, done: int) -> Iterator[dict]:
+    """Global batches on the mesh, from that of the update after `done` on."""
+    from vit_jax.data import to_device
+
+    data = experiment.config.data
+    rows = sharding.local_rows(experiment.mesh, data.batch_size)
+    batches = pipeline.batches(done)
+    return to_device.to_device(
+        batches, experiment.mesh, rows, data.batch_size, data.prefetch, pipeline.stages
+    )
