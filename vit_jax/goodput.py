@@ -12,8 +12,23 @@ from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
+from vit_jax.cli import objects
 from vit_jax.errors import UserError, one_line
 from vit_jax.train import goodput
+
+
+def read_text(path: epath.Path) -> str:
+    """The text of a file, also on a store, without TensorFlow.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    if not objects.is_object(str(path)):
+        return path.read_text()
+    content = objects.content(str(path))
+    if content is None:
+        raise FileNotFoundError(str(path))
+    return content.decode()
 
 
 def read(workdir: str) -> dict:
@@ -24,7 +39,7 @@ def read(workdir: str) -> dict:
     """
     path = epath.Path(workdir).expanduser() / goodput.FILE
     try:
-        return goodput.totals(goodput.parse(goodput.read_text(path)))
+        return goodput.totals(goodput.parse(read_text(path)))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} does not exist: give the workdir of a run of vit_jax.train that has begun; of "

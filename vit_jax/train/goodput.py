@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax import cli
-from vit_jax.cli import objects
 from vit_jax.errors import one_line, storage_problem
 
 log = logging.getLogger(__name__)
@@ -182,20 +181,6 @@ def parse(text: str) -> list[dict]:
     return records
 
 
-def read_text(path: epath.Path) -> str:
-    """The text of a file, on a store without TensorFlow.
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
-    if not objects.is_object(str(path)):
-        return path.read_text()
-    content = objects.content(str(path))
-    if content is None:
-        raise FileNotFoundError(str(path))
-    return content.decode()
-
-
 def set_aside(path: epath.Path, problem: str) -> None:
     """Renames a damaged goodput.json to goodput_damaged_1.json, or the next number."""
     names = (path.with_name(f"{path.stem}_damaged_{n}.json") for n in itertools.count(1))
@@ -248,7 +233,7 @@ class Account:
         try:
             if not self.path.exists():
                 return []
-            text = read_text(self.path)
+            text = self.path.read_text()
         except UnicodeDecodeError as error:
             return self.begin_afresh(error)
         except Exception as error:  # every store has errors of its own
