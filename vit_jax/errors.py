@@ -19,6 +19,14 @@ class NegativeResult(UserError):
     exit_code = 1
 
 
+class Unavailable(UserError):
+    """Another process, a store or a disk does not answer: the same command continues from the last
+    checkpoint, and a launcher may run it again. Exit code 69 (EX_UNAVAILABLE).
+    """
+
+    exit_code = 69
+
+
 class Preempted(Exception):
     """SIGTERM came, the state is saved, and the same command continues the run. Exit code 75
     (EX_TEMPFAIL).

@@ -333,7 +333,7 @@ def test_a_process_that_comes_too_late_is_named():
     patience = dict(VIT_JAX_START_TIMEOUT="8")
     jobs = [start(explicit(i, port) | patience, "late:1") for i in range(2)]
     errors = [job.communicate(timeout=120)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [2, 2]
+    assert [job.returncode for job in jobs] == [69, 69]
     assert "waiting for process 1 of 2 to reach the start, for up to 8 s" in errors[0]
     assert "error: process 1 of 2 did not reach the start within 8 s" in errors[0]
 
@@ -354,7 +354,7 @@ def test_a_job_that_stalls_ends_and_names_who_is_behind(who):
     patience = dict(VIT_JAX_STALL_TIMEOUT="6")
     found = finish([start(explicit(i, port) | patience, f"stall:{who}") for i in range(2)])
     for code, _, errors in found:
-        assert code == 1 and "the job made no progress for 6 s" in errors[0]
+        assert code == 69 and "the job made no progress for 6 s" in errors[0]
         assert f"process {who} is at step 1, the others wait at step 3" in errors[0]
 
 
@@ -370,7 +370,7 @@ def test_survivors_say_who_died():
     port = free_port()
     found = finish([start(explicit(i, port, count=3), "gone:2") for i in range(3)])
     for code, _, errors in found[:2]:
-        assert code == 1 and "process 2 of 3 died or can't be reached" in errors[0]
+        assert code == 69 and "process 2 of 3 died or can't be reached" in errors[0]
 
 
 @slow

@@ -654,7 +654,7 @@ def sbatch(cloud, *command: str, **variables: str) -> subprocess.CompletedProces
 EIGHT = dict(SLURM_GPUS_ON_NODE="4", SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_TASK="12")
 
 
-@pytest.mark.parametrize("code", [0, 1, 75])
+@pytest.mark.parametrize("code", [0, 1, 75, 130])
 def test_slurm(code, cloud, tmp_path):
     script = f'printf "%s\\n" "$SLURM_PROCID of $SLURM_NTASKS" "$@"; exit {code}'
     queue = f'#!/bin/bash\necho "$@" > {tmp_path}/squeue\necho 2026-11-24T08:30:00\n'
@@ -662,7 +662,7 @@ def test_slurm(code, cloud, tmp_path):
     if code == 1:
         script = f'echo "$VIT_JAX_REQUESTED_AT" > {tmp_path}/requested; {script}'
     done = sbatch(cloud, "bash", "-c", script, "job", *HARD, TZ="UTC", **EIGHT)
-    assert done.returncode == code and ("error: exit code 1" in done.stderr) == (code == 1)
+    assert done.returncode == code and ("error: exit code 1" in done.stderr) == (code in (1, 130))
     logs = sorted(path.name for path in (tmp_path / "slurm_logs").iterdir())
     assert logs == [f"4711.{i}.log" for i in range(8)]
     assert (tmp_path / "srun").read_text() == "cpus 12\n"
@@ -672,6 +672,16 @@ def test_slurm(code, cloud, tmp_path):
     requeued = tmp_path / "scontrol"
     assert requeued.exists() == (code == 75)
     assert code != 75 or requeued.read_text() == "requeue 4711\n"
+
+
+@pytest.mark.parametrize("code", [69, 134, 137])
+def test_slurm_runs_crashed_jobs_again_but_not_for_ever(code, cloud, tmp_path):
+    """One of eight processes is killed, or loses another; after 75 it is counted afresh."""
+    crash = f"exit $((SLURM_PROCID == 3 ? {code} : 1))"
+    for command in ([crash] * 4 + ["exit 75"] + [crash] * 5):
+        done = sbatch(cloud, "bash", "-c", command, **EIGHT)
+    assert done.returncode == code and "five crashes in a row" in done.stderr
+    assert (tmp_path / "scontrol").read_text() == "requeue 4711\n" * 9
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax.checkpoints import checksums
 from vit_jax.distributed import messages
 from vit_jax.distributed.runtime import check_fits
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import Unavailable, UserError, one_line
 
 
 def silence_late_io() -> None:
@@ -89,22 +89,35 @@ def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
 
 # Errors that may be over in a minute, and do not mean that the file is damaged.
 TEMPORARY = re.compile(
-    "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many "
-    "open files|Stale file handle|Cannot allocate memory|timed out|CURL error|libcurl code|"
-    "HTTP response code:? (401|403|408|429|5)|http_response_code='(401|403|408|429|5)|"
-    "All [0-9]+ retry attempts failed|Could not find directory gs://"
+    "UNAVAILABLE|DEADLINE_EXCEEDED|Too many open files|Stale file handle|Cannot allocate memory|"
+    "timed out|CURL error|libcurl code|HTTP response code:? (408|429|5)|"
+    "http_response_code='(408|429|5)|All [0-9]+ retry attempts failed|"
+    "Could not find directory gs://"
+)
+# Those that someone has to end.
+DENIED = re.compile(
+    "UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|HTTP response code:? (401|403)|"
+    "http_response_code='(401|403)"
 )
 TRIES = 3  # of a checkpoint on a store, whose answers may be damaged on their way
 
 
-class Unreachable(UserError):
+class Unreachable(Unavailable):
     """A checkpoint that can't be read now."""
+
+
+class Denied(Unreachable):
+    """This process may not read it: no reason to repeat the command without a change."""
+
+    exit_code = UserError.exit_code
 
 
 def problem_with(path, problem: str) -> UserError:
     """The error to raise if reading a checkpoint failed with the text `problem`."""
-    if TEMPORARY.search(problem):
-        return Unreachable(
+    denied = DENIED.search(problem)
+    if denied or TEMPORARY.search(problem):
+        kind = Denied if denied else Unreachable
+        return kind(
             f"{path} can't be read now ({problem}): nothing was changed; fix that, and try again"
         )
     return UserError(f"{path} can't be used ({problem}): choose another checkpoint")

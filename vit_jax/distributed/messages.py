@@ -11,7 +11,7 @@ from jax._src.distributed import global_state  # no public API exposes the key-v
 
 from vit_jax.distributed import peers
 from vit_jax.distributed.job import START_TIMEOUT
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable
 
 # For work that may take long on one process only, such as reading a checkpoint. A process that dies
 # is noticed earlier.
@@ -47,7 +47,7 @@ def first_problem(what: str, problem: str | None) -> str | None:
 def all_gather(what: str, text: str, seconds: int) -> list[str]:
     """The texts of all processes, by process. All must call this, in the same order.
 
-    `what` is the point in the run that they have reached, for the UserError that names those that
+    `what` is the point in the run that they have reached, for the Unavailable that names those that
     do not come within `seconds`.
     """
     if not is_multiprocess():
@@ -59,7 +59,7 @@ def all_gather(what: str, text: str, seconds: int) -> list[str]:
         texts = post(key, text, seconds)
     missing = [i for i in range(count) if i not in texts]
     if missing:
-        raise UserError(
+        raise Unavailable(
             f"{peers.names(missing)} of {count} did not reach {what} within {seconds} s: see "
             f"the logs of all processes; to wait longer at the start, set {START_TIMEOUT}=SECONDS"
         )

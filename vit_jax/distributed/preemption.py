@@ -45,7 +45,7 @@ class SaveRequest:
 
         Raises:
           Interrupted: SIGTERM came during a wait, to the only process; several would have to agree.
-          NegativeResult: an item did not come within `waits.stall_timeout()`.
+          Unavailable: an item did not come within `waits.stall_timeout()`.
         """
         return waits.each(what, items, lambda: self.received)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from vit_jax.distributed import job
-from vit_jax.errors import NegativeResult
+from vit_jax.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Wait:
             stall_timeout(),
         )
 
-    def too_long(self) -> NegativeResult:
-        return NegativeResult(
+    def too_long(self) -> Unavailable:
+        return Unavailable(
             f"gave up waiting for {self.what} after {self.seconds:.0f} s: check whether the disk, "
             "store or network hangs; the same command continues from the last checkpoint; to wait "
             f"longer, set {STALL_TIMEOUT}=SECONDS"
@@ -115,7 +115,7 @@ def call(what: str, function: Callable, *args, should_stop: Callable[[], bool] =
 
     Raises:
       Interrupted: `should_stop` became true first.
-      NegativeResult: there is no result within `stall_timeout()`.
+      Unavailable: there is no result within `stall_timeout()`.
     """
     with waiting(what) as wait:
         future = in_thread(function, *args)

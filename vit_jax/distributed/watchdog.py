@@ -18,7 +18,7 @@ from vit_jax import cli, errors
 from vit_jax.distributed import messages, processes
 from vit_jax.distributed.messages import is_multiprocess
 from vit_jax.distributed.waits import STALL_TIMEOUT, ongoing, stall_timeout
-from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.errors import Unavailable, UserError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def find_dead_processes(error: BaseException) -> UserError | None:
     missing = [str(i) for i in range(count) if str(i) not in answers]
     if not missing or read_failure():
         return None
-    return NegativeResult(
+    return Unavailable(
         f"process {', '.join(missing)} of {count} died or can't be reached "
         f"({one_line(error)[:160]}): see its log; the same command continues from the last "
         "checkpoint"
@@ -133,16 +133,20 @@ def report_failure(error: BaseException) -> None:
     """Tells the other processes that this one ends with `error`."""
     if not is_multiprocess():
         return
+    try:
+        global_state.client.key_value_set(FAILURE, json.dumps(failure_of(error)))
+    except Exception as problem:  # another process was first, or process 0 died
+        log.debug("failure not reported: %s", problem)
+
+
+def failure_of(error: BaseException) -> dict:
+    """This process, its exit code, and why it ends."""
     code = UserError.exit_code if errors.storage_problem(error) else 1
-    failure = dict(
+    return dict(
         process=global_state.process_id,
         code=getattr(error, "exit_code", code),
         error=one_line(error)[:1000] or type(error).__name__,
     )
-    try:
-        global_state.client.key_value_set(FAILURE, json.dumps(failure))
-    except Exception as problem:  # another process was first, or process 0 died
-        log.debug("failure not reported: %s", problem)
 
 
 def read_failure() -> dict | None:
@@ -242,9 +246,9 @@ def wait_for_failure(stall_s: int, over: threading.Event) -> dict | None:
                 progress.post()
             respond_to_ping()
             if progress.count and time.monotonic() - progress.since > stall_s:
-                error = NegativeResult(describe_stall(stall_s))
+                error = Unavailable(describe_stall(stall_s))
                 report_failure(error)
-                return dict(process=global_state.process_id, code=1, error=str(error))
+                return failure_of(error)
         over.wait(POLL_S)
     return None
 

@@ -20,7 +20,7 @@ from etils import epath
 
 from vit_jax.cli import objects
 from vit_jax.data.sources.object_file import ObjectFile
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import Unavailable, UserError, one_line
 
 ANSWER_S = 300  # until a request is given up, with all its repetitions
 POLL_S = 0.5
@@ -31,6 +31,10 @@ Wait = Callable[[], tuple[bytes, tuple[int, int]]]  # for an answer: (content, s
 
 class StoreError(UserError):
     """A store can't be read: no fault of the images on it."""
+
+
+class StoreUnavailable(StoreError, Unavailable):
+    """It does not answer, or can't for now."""
 
 
 def is_local(path: str) -> bool:
@@ -97,7 +101,7 @@ def result_of(path: str, future, seconds: float):
     try:
         return future.result(timeout=0)
     except Exception as error:  # of many types
-        raise StoreError(f"{path} can't be read: {reason(error)}") from None
+        raise read_error(path, error) from None
 
 
 stopped = threading.Event()
@@ -108,16 +112,20 @@ def stop_waiting() -> None:
     stopped.set()
 
 
-def reason(error: Exception) -> str:
-    """What is wrong, and what to do, in an error of `tensorstore`'s client."""
+def read_error(path: str, error: Exception) -> StoreError:
+    """What is wrong, and what to do, from an error of `tensorstore`'s client."""
     text = re.sub(r" *\[http_response_body=.*?'\]", "", one_line(error))[:200]
+    problem = f"{path} can't be read: "
     if isinstance(error, TimeoutError) or "DEADLINE_EXCEEDED" in text:
-        return f"the store does not answer ({text or 'time-out'}): check the network"
+        problem += f"the store does not answer ({text or 'time-out'}): check the network"
+        return StoreUnavailable(problem)
     if "PERMISSION_DENIED" in text or "UNAUTHENTICATED" in text:
-        return f"the store refuses access ({text}): check the credentials and who may read the data"
+        problem += f"the store refuses access ({text}): check the credentials and who may read it"
+        return StoreError(problem)
     if "OUT_OF_RANGE" in text:
-        return f"it is shorter than expected ({text}): it has changed or is damaged"
-    return f"{text}: check the network and the store"
+        problem += f"it is shorter than expected ({text}): it has changed or is damaged"
+        return StoreError(problem)
+    return StoreUnavailable(f"{problem}{text}: check the network and the store")
 
 
 def generation(result) -> int:
