@@ -242,9 +242,7 @@ def whole_command(folder: pathlib.Path, workdir: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_step(
-    job: subprocess.Popen, workdir: pathlib.Path, number: int, starts: int
-) -> None:
+def wait_for_step(job: subprocess.Popen, workdir: pathlib.Path, number: int, starts: int) -> None:
     """Until this start, which is the one of that number, has logged the step, or has ended."""
     log = workdir / "log.txt"
     metrics = workdir / "metrics.jsonl"

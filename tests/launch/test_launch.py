@@ -678,7 +678,7 @@ def test_slurm(code, cloud, tmp_path):
 def test_slurm_runs_crashed_jobs_again_but_not_for_ever(code, cloud, tmp_path):
     """One of eight processes is killed, or loses another; after 75 it is counted afresh."""
     crash = f"exit $((SLURM_PROCID == 3 ? {code} : 1))"
-    for command in ([crash] * 4 + ["exit 75"] + [crash] * 5):
+    for command in [crash] * 4 + ["exit 75"] + [crash] * 5:
         done = sbatch(cloud, "bash", "-c", command, **EIGHT)
     assert done.returncode == code and "five crashes in a row" in done.stderr
     assert (tmp_path / "scontrol").read_text() == "requeue 4711\n" * 9

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 
 SERVE = pathlib.Path(__file__).with_name("serve.py")
@@ -33,11 +34,12 @@ class RunningStore:
         self.open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def ask(self, method: str, path: str, **body) -> bytes:
+        return self.send(method, path, json.dumps(body).encode())
+
+    def send(self, method: str, path: str, body: bytes) -> bytes:
         """The answer to a request that has no fault and is not recorded."""
         url = self.environment["TENSORSTORE_GCS_HTTP_URL"] + path
-        request = urllib.request.Request(
-            url, json.dumps(body).encode(), {"X-Of-A-Test": "1"}, method=method
-        )
+        request = urllib.request.Request(url, body, {"X-Of-A-Test": "1"}, method=method)
         with self.open(request) as answer:
             return answer.read()
 
@@ -56,6 +58,12 @@ class RunningStore:
     def read(self, path: str) -> bytes:
         """The content of an object BUCKET/KEY."""
         return self.ask("GET", f"/{path}")
+
+    def write(self, path: str, content: bytes) -> None:
+        """Makes an object BUCKET/KEY."""
+        bucket, key = path.split("/", 1)
+        name = urllib.parse.quote(key, safe="")
+        self.send("POST", f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}", content)
 
     def names(self, prefix: str = "") -> list[str]:
         """The keys of the objects below a prefix in the bucket `bucket`."""

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import mocked_tfds
 import pytest
 from conftest import ROOT, metric_lines
 from PIL import Image
 from store.process import RunningStore
+from test_vtab import SMALL
 
 from vit_jax.train import __main__ as train
 
@@ -106,7 +108,9 @@ print(
     evaluate.main(["--config=configs/evaluate.py:digits", init, "--json=gs://none/eval.json"]),
     evaluate.main(["--config=configs/evaluate.py:digits", init, "--json=gs://bucket/new/eval.json"]),
     convert.main(["gs://bucket/run", "gs://bucket/converted/run.npz"]),
-    convert.main(["gs://bucket/converted/run.npz", "gs://bucket/again"]),
+    convert.main(["gs://bucket/converted/run.npz", "gs://bucket/timm", "--format=timm"]),
+    convert.main(["gs://bucket/timm", "gs://bucket/big.npz", "--format=big_vision"]),
+    convert.main(["gs://bucket/big.npz", "gs://bucket/again"]),
     predict.main(["--checkpoint=gs://bucket/again", "gs://bucket/images", "--out=gs://bucket/p.npz"]),
     file=sys.stderr,
 )
@@ -119,10 +123,58 @@ def check_commands(tiny, tmp_path, store):
     Image.new("RGB", (8, 8), "red").save(path)
     job = begin(store, "-c", COMMANDS, tiny, str(path))
     out, _ = job.communicate()
-    assert out.splitlines()[-1] == "2 2 2 0 0 0 0", out
+    assert out.splitlines()[-1] == "2 2 2 0 0 0 0 0 0", out
     errors = [line for line in out.splitlines() if line.startswith("error: ")]
     assert "gs://none/run can't be reached (there is no such bucket)" in errors[0]
     assert "Invalid GCS bucket name" in errors[1]
     assert "--json=gs://none/eval.json can't be reached" in errors[2]
     assert json.loads(store.read("bucket/new/eval.json"))["eval/test/top1"] > 0
     assert store.read("bucket/p.npz").startswith(b"PK")
+
+
+# FILE.py FILE.py ROOT DATA: two commands of several runs.
+SUITES = """
+import sys
+from vit_jax import finetune
+from vit_jax.vtab import __main__ as vtab
+
+tiny, small, root, data = sys.argv[1:]
+short = ["--config.total_steps=4", "--lrs=0.01,0.001", "--held_out=20%"]
+sys.exit(
+    finetune.main([f"--config={tiny}", f"--workdir={root}/tuned", *short])
+    or vtab.main(
+        ["run", f"--config={small}", f"--workdir={root}/vtab", "--tasks=dtd"]
+        + [f"--config.data.data_dir={data}"]
+    )
+)
+"""
+
+
+def test_fine_tuning_and_vtab_on_a_store_give_what_they_give_locally(tiny, tmp_path):
+    small = tmp_path / "small.py"
+    small.write_text(SMALL.format(root=str(ROOT)))
+    data = tmp_path / "data"
+    mocked_tfds.write("dtd:3.0.1", str(data), mocked_tfds.COUNTS["dtd:3.0.1"])
+    with RunningStore(tmp_path) as store:
+        for path in (path for path in data.rglob("*") if path.is_file()):
+            store.write(f"bucket/data/{path.relative_to(data)}", path.read_bytes())
+        store.set_faults("503:0.05")
+        jobs = [
+            begin(store, "-c", SUITES, tiny, str(small), *folders)
+            for folders in (("gs://bucket", "gs://bucket/data"), (str(tmp_path), str(data)))
+        ]
+        for job in jobs:
+            out, _ = job.communicate()
+            assert job.returncode == 0, out
+        assert store.injected()["503"] > 0
+        found, tasks = (
+            json.loads(store.read(f"bucket/{name}"))
+            for name in ("tuned/finetune.json", "vtab/vtab.json")
+        )
+        assert store.read("bucket/vtab/vtab.png").startswith(b"\x89PNG")
+    assert found == json.loads((tmp_path / "tuned/finetune.json").read_text())
+    local = json.loads((tmp_path / "vtab/vtab.json").read_text())["tasks"]["dtd"]
+    for key in ("seeds", "num_test", "lr", "ci95"):
+        assert tasks["tasks"]["dtd"][key] == local[key]
+    ids = [task["data"]["ids"] for task in (tasks["tasks"]["dtd"], local)]
+    assert ids[0] == ids[1]

@@ -3,7 +3,8 @@ store, `objects.py` the client of stores.
 
 A command is a `Command`: its arguments, the function that does the work, and what is true after it
 was stopped. It ends with exit code 0 (done), 1 (the answer is no), 2 (the input is wrong), 69
-(something does not answer: again), 75 (preempted, and saved) or 130 (interrupted). The last line on stderr says what is wrong.
+(something does not answer), 75 (preempted, and saved) or 130 (interrupted). The last line on stderr
+says what is wrong.
 """
 
 import argparse
