@@ -97,8 +97,8 @@ class Pod:
         flags += self.create_args
         return self.tpus("queued-resources", "create", self.name, *flags)
 
-    def describe(self) -> list[str]:
-        return self.tpus("queued-resources", "describe", self.name, "--format=value(state.state)")
+    def describe(self, field: str = "state.state") -> list[str]:
+        return self.tpus("queued-resources", "describe", self.name, f"--format=value({field})")
 
     def delete(self) -> list[str]:
         return self.tpus("queued-resources", "delete", self.name, "--force", "--quiet")

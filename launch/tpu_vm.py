@@ -8,6 +8,7 @@ python -m launch.tpu_vm up --name=NAME --zone=ZONE --project=PROJECT \\
 import argparse
 import concurrent.futures
 import dataclasses
+import datetime
 import os
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from launch import command as commands
 from launch.tpu_pod import ACTIONS, Pod, plan
 from vit_jax import cli, errors
 from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.train.goodput import REQUESTED_AT
 
 POLL_SECONDS = 60
 SSH_TIMEOUT_SECONDS = 300  # ssh to a machine that no longer exists hangs for long
@@ -47,18 +49,33 @@ def call(*commands: list[str]) -> None:
             )
 
 
-def state_of(pod: Pod) -> str:
-    """State of the queued resource, such as ACTIVE; "" if there is none; GcloudFailed if gcloud
-    can't tell.
+def ask(command: list[str]) -> str:
+    """What gcloud says of the queued resource; "" if there is none; GcloudFailed if it can't
+    tell.
     """
-    done = subprocess.run(pod.describe(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return done.stdout.strip()
     if "NOT_FOUND" in done.stderr:
         return ""
     raise GcloudFailed(
-        f"{shlex.join(pod.describe())} failed with {done.stderr.strip()}: fix it and try again"
+        f"{shlex.join(command)} failed with {done.stderr.strip()}: fix it and try again"
     )
+
+
+def state_of(pod: Pod) -> str:
+    """State of the queued resource, such as ACTIVE; "" if there is none."""
+    return ask(pod.describe())
+
+
+def wait_to_count(pod: Pod) -> list[str]:
+    """Words before a command that say since when it waited for the TPUs: see vit_jax.goodput."""
+    created = ask(pod.describe("createTime"))
+    try:
+        since = datetime.datetime.fromisoformat(created).timestamp()
+    except ValueError:  # no reason not to train
+        return []
+    return ["env", f"{REQUESTED_AT}={since:.0f}"]
 
 
 def settled(pod: Pod) -> str:
@@ -81,7 +98,7 @@ def poll(pod: Pod) -> list[tuple[str, str, str]]:
     answer.
     """
 
-    def ask(command: list[str]) -> str | None:
+    def report(command: list[str]) -> str | None:
         options = dict(capture_output=True, text=True, check=True, timeout=SSH_TIMEOUT_SECONDS)
         try:
             return subprocess.run(command, **options).stdout
@@ -89,7 +106,7 @@ def poll(pod: Pod) -> list[tuple[str, str, str]]:
             return None
 
     with concurrent.futures.ThreadPoolExecutor(pod.num_slices) as threads:
-        answers = list(threads.map(ask, pod.workers("status")))
+        answers = list(threads.map(report, pod.workers("status")))
     if None in answers:
         return []
     lines = "".join(answers).splitlines()
@@ -205,7 +222,8 @@ def attempt(pod: Pod, command: list[str]) -> str:
         if "running" in states:
             call(*pod.workers("stop"))
         setup(pod)
-        call(*pod.workers("run", *command))
+        waited = [] if states else wait_to_count(pod)  # without an answer, the TPUs are new
+        call(*pod.workers("run", *waited, *command))
     say(
         f"{pod.name} is running: python -m launch.tpu_vm logs shows its log; you may interrupt "
         "this command and start it again later"

@@ -67,11 +67,11 @@ def store_problem(error: BaseException) -> str | None:
     answer = STORE_ANSWER.search(text)
     if answer:
         code = answer[1]
-        return f"{ANSWERS.get(code, f'the store answered {code}')}: {text[:160]}"
+        return f"{ANSWERS.get(code, f'the store answered {code}')}: {text[:300]}"
     if NO_ANSWER.search(text):
-        return f"the store can't be used: {text[:160]}"
+        return f"the store can't be used: {text[:300]}"
     if type(error).__module__.startswith("google.auth"):
-        return f"no valid credentials for the store: {text[:160]}"
+        return f"no valid credentials for the store: {text[:300]}"
     return None
 
 

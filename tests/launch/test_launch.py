@@ -401,6 +401,9 @@ elif verb == "delete":
 elif verb == "describe":
     if not states.exists():
         sys.exit("ERROR: NOT_FOUND: Resource was not found")
+    if "createTime" in flags["format"]:
+        print("2026-11-24T08:30:00.123456789Z")
+        sys.exit()
     first, *rest = states.read_text().split()
     states.write_text(" ".join(rest or [first]))
     print(first)
@@ -478,9 +481,13 @@ START = ["create", "scp", "setup", "run"]
 
 def test_up_survives_preemption_until_the_command_is_done(cloud, tmp_path, capfd):
     """75 on TPUs that remain, TPUs that are gone while it runs, a crash, the end."""
+    waited = f'echo "since ${{VIT_JAX_REQUESTED_AT:-}}" >> {tmp_path}/waited'
     gone = f"echo SUSPENDING SUSPENDED > {tmp_path}/states; exec sleep 60"
-    command = cloud.job("exit 75", gone, "exit 134", "exit 0")
-    assert tpu_vm.main(["up", *SMALL, "--", *command]) == 0
+    steps = [f"{waited}; {end}" for end in ("exit 75", gone, "exit 134", "exit 0")]
+    assert tpu_vm.main(["up", *SMALL, "--", *cloud.job(*steps)]) == 0
+    # Only a start on new TPUs has waited for them.
+    since = (tmp_path / "waited").read_text().splitlines()
+    assert since == ["since 1795509000", "since ", "since 1795509000", "since "]
     twice = [*START, "scp", "setup", "run", "delete"]
     assert cloud.verbs() == [*twice, *twice]
     assert (tmp_path / "words").read_text().splitlines() == HARD
