@@ -177,6 +177,28 @@ def dead_node(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> st
     return f"noticed in {seconds:.0f} s, requeued, continued from a checkpoint, the same bits"
 
 
+def process_of(job: Job, task: int) -> int:
+    """Process id of a task of a job, on this machine."""
+    wanted = {f"SLURM_JOB_ID={job.number}", f"SLURM_PROCID={task}"}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            variables = set((folder / "environ").read_text(errors="replace").split("\0"))
+            if wanted <= variables and b"vit_jax.train" in (folder / "cmdline").read_bytes():
+                return int(folder.name)
+        except OSError:  # it has ended
+            continue
+    raise Fault(f"task {task} of job {job.number} has no process")
+
+
+def killed(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
+    """One process is killed alone, as where memory runs out."""
+    job = Job(cluster, folder)
+    job.wait_for_steps(45)
+    os.kill(process_of(job, 1), signal.SIGKILL)
+    check_restart(job, truth)
+    return "requeued, continued from a checkpoint, the same bits"
+
+
 def absent(cluster: Cluster, folder: pathlib.Path, truth: pathlib.Path) -> str:
     """The second process never comes: the first one ends by itself, and the job is not repeated."""
     alone = 'if [ "$SLURM_PROCID" = 1 ]; then sleep 30; else exec "$0" "$@"; fi'
@@ -194,6 +216,7 @@ TRIALS = dict(
     preempted=preempted,
     requeued=requeued,
     dead_node=dead_node,
+    killed=killed,
     out_of_time=out_of_time,
     absent=absent,
 )
