@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, metric_lines
 
 from vit_jax.distributed import waits
-from vit_jax.errors import NegativeResult
+from vit_jax.errors import Unavailable
 
 
 def test_a_wait_returns_what_comes_and_raises_what_fails():
@@ -30,7 +30,7 @@ def test_a_wait_ends_on_request_or_after_a_time(monkeypatch):
         waits.call("rain", for_ever.wait, should_stop=lambda: True)
     monkeypatch.setenv("VIT_JAX_STALL_TIMEOUT", "1")
     with pytest.raises(
-        NegativeResult, match=r"waiting for rain after .*VIT_JAX_STALL_TIMEOUT=SECONDS"
+        Unavailable, match=r"waiting for rain after .*VIT_JAX_STALL_TIMEOUT=SECONDS"
     ):
         waits.call("rain", for_ever.wait)
     assert waits.ongoing.was_abandoned
