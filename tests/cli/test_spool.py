@@ -104,6 +104,7 @@ def test_a_store_that_fails_delays_what_is_sent(bucket):
 def test_what_can_not_be_sent_at_the_end_is_kept_and_named(bucket, monkeypatch):
     said = []
     monkeypatch.setattr(spool.log, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(spool, "LAST_TRIES", 2)
     files = opened()
     append(files.path("metrics.jsonl"), "1\n")
     bucket.problem = "403"

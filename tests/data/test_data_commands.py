@@ -347,6 +347,7 @@ def test_the_pipeline_knows_where_its_time_goes():
     assert jax.device_count() == 8
 
 
+@pytest.mark.slow
 def test_a_folder_that_changed_ends_a_continued_run(tiny, tmp_path, capsys):
     from vit_jax.train import __main__ as train
 

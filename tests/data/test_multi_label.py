@@ -79,6 +79,7 @@ def test_any_label_is_correct_and_none_does_not_count():
     assert among["top1"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_several_labels_train_and_are_evaluated(listed, tiny, tmp_path):
     arguments = [f"--config={tiny}", f"--config.data.name={listed}", "--config.data.batch_size=8"]
     arguments += ["--config.total_steps=30", "--config.loss=sigmoid_xent", "--config.optim.lr=0.01"]

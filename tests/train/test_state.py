@@ -56,6 +56,7 @@ def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(trunk, tmp_pat
     assert f"branches from {point}" in (tmp_path / "branch/log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_branch_is_continued_from_its_own_checkpoints(trunk, tmp_path):
     tiny, workdir = trunk
     branch = [*RSQRT, COOLDOWN, f"--config.branch_from={workdir}/checkpoints/4"]

@@ -165,6 +165,7 @@ def test_best_and_periodic_checkpoints_are_kept(tiny, tmp_path):
     assert kept == {5, 10, 12, best}
 
 
+@pytest.mark.slow
 def test_a_profile_is_written_on_request(tiny, tmp_path):
     arguments = ["--config.profile.first_step=3", "--config.profile.num_steps=2"]
     arguments += ["--config.total_steps=5", "--config.checkpoint.every=0"]
@@ -241,6 +242,7 @@ def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
         np.testing.assert_allclose(after[key], wanted, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_a_published_file(tmp_path, tiny):
     arrays, _ = golden("load_drophead_token_4to6")
     np.savez(tmp_path / "weights.npz", **below(arrays, "pretrained"))
@@ -466,6 +468,7 @@ def test_a_missing_workdir_argument_is_named(tiny, capsys):
     assert "--workdir is missing" in last_error(capsys)
 
 
+@pytest.mark.slow
 def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path, capsys):
     arguments = [
         "--config.optim.name=sgd",
@@ -485,6 +488,7 @@ def test_a_non_finite_loss_ends_the_run_and_keeps_the_checkpoints(tiny, tmp_path
     assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
 
 
+@pytest.mark.slow
 def test_paths_may_be_relative(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(tiny, "run", "--config.total_steps=4") == 0

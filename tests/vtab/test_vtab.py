@@ -333,6 +333,7 @@ def with_damaged_image(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_image_that_can_not_be_read(small, with_damaged_image, capsys):
     where = [
         f"--config={small}/small.py",
