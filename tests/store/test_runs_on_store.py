@@ -167,14 +167,11 @@ def test_fine_tuning_and_vtab_on_a_store_give_what_they_give_locally(tiny, tmp_p
             out, _ = job.communicate()
             assert job.returncode == 0, out
         assert store.injected()["503"] > 0
-        found, tasks = (
-            json.loads(store.read(f"bucket/{name}"))
-            for name in ("tuned/finetune.json", "vtab/vtab.json")
-        )
+        found = json.loads(store.read("bucket/tuned/finetune.json"))
+        task = json.loads(store.read("bucket/vtab/vtab.json"))["tasks"]["dtd"]
         assert store.read("bucket/vtab/vtab.png").startswith(b"\x89PNG")
     assert found == json.loads((tmp_path / "tuned/finetune.json").read_text())
     local = json.loads((tmp_path / "vtab/vtab.json").read_text())["tasks"]["dtd"]
     for key in ("seeds", "num_test", "lr", "ci95"):
-        assert tasks["tasks"]["dtd"][key] == local[key]
-    ids = [task["data"]["ids"] for task in (tasks["tasks"]["dtd"], local)]
-    assert ids[0] == ids[1]
+        assert task[key] == local[key]
+    assert task["data"]["ids"] == local["data"]["ids"]

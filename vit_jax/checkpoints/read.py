@@ -87,14 +87,14 @@ def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
     return checksums.unseal(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
 
 
-# Errors that may be over in a minute, and do not mean that the file is damaged.
+# Errors that do not mean that the file is damaged: those that may be over in a minute,
 TEMPORARY = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|Too many open files|Stale file handle|Cannot allocate memory|"
     "timed out|CURL error|libcurl code|HTTP response code:? (408|429|5)|"
     "http_response_code='(408|429|5)|All [0-9]+ retry attempts failed|"
     "Could not find directory gs://"
 )
-# Those that someone has to end.
+# and those that last until the user does something.
 DENIED = re.compile(
     "UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|HTTP response code:? (401|403)|"
     "http_response_code='(401|403)"
@@ -102,24 +102,21 @@ DENIED = re.compile(
 TRIES = 3  # of a checkpoint on a store, whose answers may be damaged on their way
 
 
-class Unreachable(Unavailable):
-    """A checkpoint that can't be read now."""
+class Unreachable(UserError):
+    """A checkpoint that can't be read now, and may be whole."""
 
 
-class Denied(Unreachable):
-    """This process may not read it: no reason to repeat the command without a change."""
-
-    exit_code = UserError.exit_code
+class CheckpointUnavailable(Unreachable, Unavailable):
+    """The disk or store does not answer."""
 
 
 def problem_with(path, problem: str) -> UserError:
     """The error to raise if reading a checkpoint failed with the text `problem`."""
-    denied = DENIED.search(problem)
-    if denied or TEMPORARY.search(problem):
-        kind = Denied if denied else Unreachable
-        return kind(
-            f"{path} can't be read now ({problem}): nothing was changed; fix that, and try again"
-        )
+    now = f"{path} can't be read now ({problem}): nothing was changed; fix that, and try again"
+    if DENIED.search(problem):
+        return Unreachable(now)
+    if TEMPORARY.search(problem):
+        return CheckpointUnavailable(now)
     return UserError(f"{path} can't be used ({problem}): choose another checkpoint")
 
 

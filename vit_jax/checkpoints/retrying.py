@@ -26,8 +26,8 @@ GRACE_S = 5  # for a save to end while one of several processes ends with an err
 
 
 def save_no_array_metadata() -> None:
-    """Leaves out Orbax's files about arrays, which serve random keys, and a state has none of them:
-    on a store they cost a sixth of the requests of a save.
+    """Leaves out the array metadata that only random keys need, of which a state has none: on a
+    store it takes a sixth of the requests of a save.
     """
     handler = ocp.type_handlers.ArrayHandler(array_metadata_store=None)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
