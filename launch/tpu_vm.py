@@ -18,6 +18,7 @@ import time
 
 from launch import archive, tpu_pod
 from launch import command as commands
+from launch.gcloud import GcloudFailed, ask, call
 from launch.tpu_pod import ACTIONS, Pod, plan
 from vit_jax import cli, errors
 from vit_jax.errors import NegativeResult, Preempted, UserError
@@ -30,37 +31,8 @@ MAX_SPLIT = 10  # polls in which only some workers run, after which they count a
 MAX_FAILURES = 5  # in a row, not counting preemptions
 
 
-class GcloudFailed(NegativeResult):
-    """A gcloud command failed, perhaps temporarily: no network, an expired login."""
-
-
 def say(message: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
-
-
-def call(*commands: list[str]) -> None:
-    """Runs commands in parallel; raises GcloudFailed if one fails, after what it printed."""
-    jobs = [subprocess.Popen(command) for command in commands]
-    for job, code in [(job, job.wait()) for job in jobs]:
-        if code:
-            raise GcloudFailed(
-                f"{shlex.join(job.args)} failed with exit code {code}: fix what it reports above "
-                "and try again"
-            )
-
-
-def ask(command: list[str]) -> str:
-    """What gcloud says of the queued resource; "" if there is none; GcloudFailed if it can't
-    tell.
-    """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout.strip()
-    if "NOT_FOUND" in done.stderr:
-        return ""
-    raise GcloudFailed(
-        f"{shlex.join(command)} failed with {done.stderr.strip()}: fix it and try again"
-    )
 
 
 def state_of(pod: Pod) -> str:
