@@ -15,14 +15,14 @@ import threading
 import time
 
 from vit_jax.cli import ArgumentParser
-from vit_jax.errors import Preempted
+from vit_jax.errors import Preempted, printable
 
 GRACE_S = 15  # for the other processes to end by themselves after one failed
 
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("localhost", 0))
+        probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
@@ -31,7 +31,7 @@ def environment(index: int, count: int, port: int, devices: int) -> dict[str, st
     also fakes so many CPU devices.
     """
     extra = dict(
-        VIT_JAX_COORDINATOR=f"localhost:{port}",
+        VIT_JAX_COORDINATOR=f"127.0.0.1:{port}",  # not localhost, which may be two addresses
         VIT_JAX_NUM_PROCESSES=str(count),
         VIT_JAX_PROCESS_ID=str(index),
     )
@@ -148,7 +148,7 @@ def run(command: list[str], count: int, devices: int, logs: pathlib.Path | None)
         print(f"launch.local: process {index} ended first, with exit code {code}", file=sys.stderr)
         if logs:
             text = (logs / f"process_{index}.txt").read_text(errors="replace")
-            print(text[-2000:], file=sys.stderr)
+            print(printable(text[-2000:]), file=sys.stderr)
     return code
 
 

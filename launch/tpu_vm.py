@@ -21,7 +21,7 @@ from launch import command as commands
 from launch.gcloud import GcloudFailed, ask, call
 from launch.tpu_pod import ACTIONS, Pod, plan
 from vit_jax import cli, errors
-from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.errors import NegativeResult, Preempted, UserError, printable
 from vit_jax.train.goodput import REQUESTED_AT
 
 POLL_SECONDS = 60
@@ -32,7 +32,7 @@ MAX_FAILURES = 5  # in a row, not counting preemptions
 
 
 def say(message: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {printable(message)}", file=sys.stderr, flush=True)
 
 
 def state_of(pod: Pod) -> str:

@@ -69,6 +69,11 @@ def test_imports_run_one_way(path):
             assert relative.startswith(places), f"{relative} imports {library}"
 
 
+def test_one_console_escapes_what_all_tables_show():
+    users = [path for path in FILES if any("rich.console" in name for name in imports(path))]
+    assert users == [PACKAGE / "cli/terminal.py"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_is_read_is_run(path):
     """No eval, and numpy is told not to read pickles; modules that do are not imported at all, see

@@ -3,10 +3,15 @@ what is refused.
 """
 
 import csv
+import errno
+import io
+import os
+import shutil
 
 import numpy as np
 import pytest
 from conftest import applied, golden_file, last_error
+from etils import epath
 from PIL import Image
 
 import vit_jax
@@ -119,6 +124,57 @@ def test_an_image_that_can_not_be_read_is_told_and_the_others_are_predicted(
     assert [row[0] for row in csv.reader(out.read_text().splitlines())][1:] == [
         str(photos / "a.png")
     ]
+
+
+def test_names_are_written_and_shown_escaped(photos, weights, tmp_path, capfd):
+    """One that is not UTF-8, one that would clear a terminal, and one that is a formula."""
+    names = [b"caf\xe9.png", b"\x1b[2J.png", b"=1+2.png"]
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in names:
+        shutil.copy(photos / "a.png", os.path.join(os.fsencode(folder), name))
+    out = tmp_path / "found.csv"
+    assert predict.main([f"--checkpoint={weights}", str(folder), f"--out={out}"]) == 0
+    with out.open(newline="", encoding="utf-8") as file:
+        paths = [row[0] for row in csv.reader(file)][1:]
+    escaped = [r"\x1b[2J.png", "=1+2.png", r"caf\xe9.png"]
+    assert paths == [f"{folder}/{name}" for name in escaped]
+    assert predict.main([f"--checkpoint={weights}", str(folder)]) == 0
+    shown = capfd.readouterr().out
+    assert r"caf\xe9.png: " in shown and r"\x1b[2J.png: " in shown and "\x1b" not in shown
+    assert predict.cell("=1+2") == "'=1+2"
+
+
+def test_a_line_break_in_a_name_begins_no_row():
+    names = ["a\r=1+1", "b\n=1+1", "c,=1+1"]
+    one = np.ones((3, 1))
+    result = dict(path=names, label=one.astype(int), probability=one, names=["x", "owl"])
+    text = predict.as_csv(result)
+    paths = [row[0] for row in csv.reader(io.StringIO(text, newline=""))]
+    assert paths == ["path", r"a\r=1+1", r"b\n=1+1", "c,=1+1"]
+
+
+def test_a_result_that_can_not_be_written_leaves_the_old_one(
+    photos, weights, tmp_path, monkeypatch
+):
+    out = tmp_path / "found.csv"
+    out.write_text("of yesterday")
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_bytes", full)
+    assert predict.main([f"--checkpoint={weights}", str(photos / "a.png"), f"--out={out}"]) == 2
+    assert out.read_text() == "of yesterday" and sorted(tmp_path.iterdir()) == [out]
+
+
+def test_weights_that_are_not_finite_are_named(photos, weights, tmp_path, capsys):
+    arrays = dict(np.load(weights))
+    arrays["head/kernel"] = np.full_like(arrays["head/kernel"], np.nan)
+    np.savez(tmp_path / "nan.npz", **arrays)
+    assert predict.main([f"--checkpoint={tmp_path}/nan.npz", str(photos / "a.png")]) == 1
+    text = last_error(capsys)
+    assert "nan.npz gives results that are not finite for 1 of 1 images, such as" in text
 
 
 MISTAKES = {

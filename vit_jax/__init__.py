@@ -1,6 +1,14 @@
 """Pretrain, fine-tune and evaluate Vision Transformers in JAX, from one device to a pod."""
 
+import sys
+
+from vit_jax import errors
+
 __version__ = "0.1.0"
+
+# python -m vit_jax.COMMAND, whose imports follow
+if sys.argv[:1] == ["-m"] and any(f"{word}.".startswith("vit_jax.") for word in sys.orig_argv):
+    errors.end_on_signals()
 
 
 def create_model(variant=None, num_classes=1000, image_size=224, **overrides):

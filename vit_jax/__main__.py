@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, end_on_signals
 
 COMMANDS = {
     "train": "pretrain or fine-tune what a config says",
@@ -36,10 +36,13 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command that the first argument names; returns its exit code."""
+    if argv is None:
+        end_on_signals()
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
-        return 0
+        from vit_jax import cli  # which takes longer than all else here
+
+        return cli.run(lambda: print(usage()), debug=False)
     if name not in COMMANDS:
         print(
             f"error: {name!r} is not a command: choose one of {', '.join(COMMANDS)}",

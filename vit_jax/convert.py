@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax import cli, errors
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import objects
-from vit_jax.errors import NegativeResult, UserError
+from vit_jax.errors import NegativeResult, UserError, printable
 from vit_jax.models import create
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats import (
@@ -90,6 +90,8 @@ def difference(weights, converted, model) -> tuple[float, float]:
 def check_destination(destination: str, target: str) -> epath.Path:
     """The path of DST; UserError if it can't be written, or if files would be overwritten."""
     path = epath.Path(destination)
+    if target == "ours":
+        checkpoint.check_name(destination)
     objects.must_be_reachable(destination, f"DST {destination}")
     if destination.endswith((".npz", ".safetensors")) and (target in FOLDERS or target == "ours"):
         raise UserError(f"{target} weights are a folder, but DST is {destination}: give a folder")
@@ -128,7 +130,7 @@ def copy(file: pathlib.Path, target: epath.Path) -> None:
     epath.Path(file).copy(target)
 
 
-def verify(weights, made: pathlib.Path, model, target: str, source: str) -> dict:
+def verify(weights, made: pathlib.Path, model, target: str) -> dict:
     """Reads the written weights back, and returns the content of `--json`.
 
     Raises:
@@ -147,8 +149,8 @@ def verify(weights, made: pathlib.Path, model, target: str, source: str) -> dict
         ]
         reason = f" ({', '.join(changes)})" if changes else ""
         raise NegativeResult(
-            f"the logits of {source} as {target} differ by {largest:.3g}, more than {tolerance:.3g}"
-            f"{reason}: nothing is written"
+            f"the logits of {weights.path} as {target} differ by {largest:.3g}, more than "
+            f"{tolerance:.3g}{reason}: nothing is written"
         )
     return dict(
         source_format=weights.format,
@@ -172,8 +174,8 @@ def convert(source: str, destination: str, target: str) -> dict:
     features = obstacles(weights, model, target)
     if features:
         raise UserError(
-            f"{target} weights can't represent {', '.join(features)} of {source}: choose another "
-            "--format"
+            f"{target} weights can't represent {', '.join(features)} of {weights.path}: choose "
+            "another --format"
         )
     parent = None
     if "://" not in destination:  # beside it, so that the last step is one rename
@@ -182,7 +184,7 @@ def convert(source: str, destination: str, target: str) -> dict:
         with tempfile.TemporaryDirectory(prefix=".converting_", dir=parent) as folder:
             made = pathlib.Path(folder) / ("weights.npz" if target in ARCHIVES else "weights")
             write(weights, model, made, target)
-            result = verify(weights, made, model, target, source)
+            result = verify(weights, made, model, target)
             move(made, path)
     except Exception as error:
         problem = errors.storage_problem(error)
@@ -214,11 +216,12 @@ def work(args) -> None:
     target = args.format or ("published" if args.destination.endswith(".npz") else "ours")
     with cli.logging_to(None):
         result = convert(args.source, args.destination, target)
-    print(
+    text = (
         f"{args.source} ({result['source_format']}) -> {args.destination} ({target}): largest "
         f"difference of the logits {result['max_abs_diff']:.3g}, tolerance "
         f"{result['tolerance']:.3g}"
     )
+    print(printable(text))
     cli.write_json(args.json, result)
 
 

@@ -3,20 +3,23 @@
 python -m vit_jax.demo [--workdir=DIR]
 """
 
+import contextlib
 import json
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 from etils import epath
-from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
-from vit_jax.errors import NegativeResult
+from vit_jax.cli.terminal import Console
+from vit_jax.errors import SIGNALS, NegativeResult, Preempted, is_ignored, printable
 from vit_jax.train import curves
 
 STAGES = ("pretrain", "finetune")
@@ -45,11 +48,33 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
 def run_command(command: list[str]) -> None:
     """Prints and runs one command."""
     text = shlex.join(command)
-    print(f"\n$ {text}", flush=True)
+    print(f"\n$ {printable(text)}", flush=True)
     words = [sys.executable, *command[1:]]
-    done = subprocess.run(words, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise NegativeResult(f"`{text}` ended with exit code {done.returncode}: see the line above")
+    options = dict(stdout=subprocess.DEVNULL, start_new_session=True)
+    with subprocess.Popen(words, **options) as job, passing_on_signals(job):
+        code = job.wait()
+    if code == Preempted.exit_code:
+        raise Preempted
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code:
+        raise NegativeResult(f"`{text}` ended with exit code {code}: see the line above")
+
+
+@contextlib.contextmanager
+def passing_on_signals(job: subprocess.Popen) -> Iterator[None]:
+    """Passes signals on to a process, whose own session Ctrl-C does not reach."""
+
+    def pass_on(number: int, frame) -> None:
+        job.send_signal(number)
+
+    numbers = [number for number in SIGNALS if not is_ignored(number)]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def report(workdir: pathlib.Path, seconds: float) -> None:
@@ -68,9 +93,9 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
         _, val = curves.series(folder, "eval/val/top1")
         table.add_row(stage, f"{size} x {size}", f"{val[-1]:.2%}", f"{test:.2%}")
     Console().print(table)
-    print(f"Workdirs:  {folders['pretrain']}  {folders['finetune']}")
-    print(f"Figures:   {workdir / 'loss.png'}  {workdir / 'accuracy.png'}")
-    print(f"Curves:    tensorboard --logdir={workdir}")
+    print(printable(f"Workdirs:  {folders['pretrain']}  {folders['finetune']}"))
+    print(printable(f"Figures:   {workdir / 'loss.png'}  {workdir / 'accuracy.png'}"))
+    print(printable(f"Curves:    tensorboard --logdir={workdir}"))
 
 
 def add_arguments(parser, part: str) -> None:

@@ -2,9 +2,12 @@
 surprise.
 """
 
+import contextlib
 import errno
 import os
 import re
+import signal
+import unicodedata
 
 
 class UserError(Exception):
@@ -28,11 +31,45 @@ class Unavailable(UserError):
 
 
 class Preempted(Exception):
-    """SIGTERM came, the state is saved, and the same command continues the run. Exit code 75
+    """The run was asked to stop, the state is saved, and the same command continues. Exit code 75
     (EX_TEMPFAIL).
     """
 
     exit_code = 75
+
+
+# Those that stop a command, and what users call them.
+SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+def is_ignored(number: int) -> bool:
+    """Whether a signal does nothing, such as SIGHUP under nohup."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def end_on_signals(*numbers: int) -> None:
+    """Lets signals end this process at once, with a line.
+
+    As exceptions, they could be swallowed by libraries that are being imported.
+    """
+    for number in numbers or SIGNALS:
+        if not is_ignored(number):
+            signal.signal(number, end_on_signal)
+
+
+def end_on_signal(number: int, frame) -> None:
+    say(f"error: stopped by {SIGNALS[number]}: run the same command again")
+    os._exit(128 + number if number == signal.SIGINT else Preempted.exit_code)
+
+
+def say(line: str) -> None:
+    """Writes a line to stderr, also while another one is being written."""
+    shown = SHOW_CURSOR if os.isatty(2) else ""  # a progress bar may have hidden it
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, f"{shown}{line}\n".encode(errors="backslashreplace"))
 
 
 STORAGE_ERRORS = {
@@ -42,7 +79,17 @@ STORAGE_ERRORS = {
     errno.EACCES: "permission is denied",
     errno.EROFS: "the file system is read-only",
     errno.ENOTDIR: "a part of the path is a file",
+    errno.EISDIR: "a folder is at the place of a file",
+    errno.ELOOP: "links lead in a circle",
+    errno.ENAMETOOLONG: "a name is too long for the file system",
+    errno.EMFILE: "this process has too many open files (raise the limit with ulimit -n)",
+    errno.ENFILE: "this machine has too many open files",
 }
+# Of a disk that gives no answer, whatever is in the file.
+LOST = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV}
+DENIED = {errno.EACCES, errno.EPERM}
+# What XLA, C++ and the system say.
+OUT_OF_MEMORY = re.compile("[Oo]ut of memory|std::bad_alloc|[Cc]annot allocate memory")
 
 
 # How the clients of stores say what the store answered: TensorFlow's, TensorStore's, Google's.
@@ -81,7 +128,9 @@ def storage_problem(error: BaseException) -> str | None:
 
     Libraries wrap such an OSError, or (TensorStore) give only its text.
     """
-    while error is not None:
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
         problem = None if isinstance(error, UserError) else store_problem(error)
         if problem:
             return problem
@@ -94,5 +143,68 @@ def storage_problem(error: BaseException) -> str | None:
     return None
 
 
-def one_line(error: BaseException) -> str:
+def read_problem(path, error: BaseException) -> UserError | None:
+    """The error to raise if it is the disk or its permissions, not the content, for which `path`
+    can't be read; else None.
+    """
+    code = getattr(error, "errno", None)
+    if code in DENIED:
+        return UserError(f"{path} can't be read (permission is denied): make it readable")
+    if code in LOST:
+        return Unavailable(
+            f"{path} can't be read ({os.strerror(code)}): check the disk, and run the same command "
+            "again"
+        )
+    return None
+
+
+def memory_problem(error: BaseException) -> str | None:
+    """What is wrong, where `error` means that there is not enough memory; else None."""
+    text = one_line(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(text):
+        return f"there is not enough memory ({text[:160] or type(error).__name__})"
+    return None
+
+
+def one_line(error: BaseException | str) -> str:
     return " ".join(str(error).split())
+
+
+def escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+# User and password of an address, also if they have a "/", and the query, which may be a signature.
+USER = re.compile(r"(?<=://)(?!\[)(?:[^\s/?#]*|[^\s/:?#]*:(?!\d*(?:[/\s]|$))\S*)@")
+QUERY = re.compile(
+    r"((?:https?|ftp)://[^\s?]*)\?(?!\.\.\.)\S*?(?=['\",:;.)\]]*(?:\s|$))", re.IGNORECASE
+)
+
+
+JOINERS = "\u200c\u200d"  # of letters in Persian and other languages, and of emoji
+
+
+def without_secrets(text: str) -> str:
+    """Text in which https://USER:PASSWORD@HOST/FILE?QUERY is https://...@HOST/FILE?..."""
+    return QUERY.sub(r"\1?...", USER.sub("...@", text)) if "://" in text else text
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """Text for a terminal or a log, without secrets: names of files and classes may hold what would
+    control a terminal.
+
+    Args:
+      kept: characters that are not printable, but fine there.
+    """
+    text = without_secrets(text)
+    if text.isprintable():
+        return text
+    kept += JOINERS
+    return "".join(c if is_harmless(c) or c in kept else escaped(c) for c in text)
+
+
+def is_harmless(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 import jax
 from etils import epath
-from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
 from vit_jax import config as configs
-from vit_jax.distributed import runtime, watchdog
-from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.cli import regular
+from vit_jax.cli.terminal import Console
+from vit_jax.distributed import preemption, runtime, watchdog
+from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, loop, metrics, workdir
 
 log = logging.getLogger("vit_jax.finetune")
@@ -85,7 +86,8 @@ def trial_config(config, lr: float, share: str):
 
 def run(config, folder: epath.Path) -> dict[str, float]:
     """Trains in `folder`, or continues there; returns the last value of every metric."""
-    with cli.logging_to(workdir.make(str(folder)), config.flush_every_s) as files:
+    folder = workdir.make(str(folder))
+    with cli.logging_to(folder, config.flush_every_s) as files:
         loop.train(config, folder, files)
         lines = metrics.read_lines(files.path("metrics.jsonl"))
     return {key: value for line in lines for key, value in line.items()}
@@ -116,9 +118,11 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
       UserError: it is of another config.
     """
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(regular.read_text(path))
         trials = dict(saved["tried"])
         is_same = saved["about"] == about
+    except IsADirectoryError:  # the trials could not be written
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     if not is_same:
@@ -156,7 +160,7 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
     with final.unlocked():
         final.optim.lr = lr
     try:
-        before = json.loads((folder / "config.json").read_text())["config"]["optim"]["lr"]
+        before = json.loads(regular.read_text(folder / "config.json"))["config"]["optim"]["lr"]
     except (OSError, ValueError, KeyError, TypeError):
         before = lr
     if before != lr:
@@ -200,6 +204,7 @@ def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--held_out", default="10%", help="share of the training data that decides (default: 10%%)"
     )
+    workdir.add_arguments(parser)
 
 
 def work(args) -> None:
@@ -212,13 +217,18 @@ def work(args) -> None:
     with goodput.stopwatch.spending("waiting"):
         runtime.start()
     folder = workdir.make(args.workdir)
-    trials = run_trials(config, folder, lrs, share)
-    final = run_final(config, folder / "final", best(trials))
+    with (
+        preemption.signals.listening(lambda: COMMAND.recovery),
+        cli.logging_to(None),
+        workdir.held(folder, args.take_over),
+    ):
+        trials = run_trials(config, folder, lrs, share)
+        final = run_final(config, folder / "final", best(trials))
     if jax.process_index() == 0:
         show(trials, final)
         chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
         cli.write_json(args.json, dict(tried=trials, lr=best(trials), final=chosen))
-    print(f"The model: {folder / 'final'}")
+    print(printable(f"The model: {folder / 'final'}"))
 
 
 COMMAND = cli.Command(

@@ -8,11 +8,11 @@ It reads goodput.json in each workdir, also while the run goes on.
 import sys
 
 from etils import epath
-from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
-from vit_jax.cli import objects
+from vit_jax.cli import objects, regular
+from vit_jax.cli.terminal import Console
 from vit_jax.errors import UserError, one_line
 from vit_jax.train import goodput
 
@@ -24,7 +24,7 @@ def read_text(path: epath.Path) -> str:
       FileNotFoundError: there is none.
     """
     if not objects.is_object(str(path)):
-        return path.read_text()
+        return regular.read_text(path)
     content = objects.content(str(path))
     if content is None:
         raise FileNotFoundError(str(path))
@@ -45,6 +45,8 @@ def read(workdir: str) -> dict:
             f"{path} does not exist: give the workdir of a run of vit_jax.train that has begun; of "
             "vit_jax.finetune, its folders lr_* and final"
         ) from None
+    except regular.NotRegular:
+        raise
     except Exception as error:  # every store has errors of its own
         raise UserError(
             f"{path} can't be read ({one_line(error)[:160]}): correct the path, or restore the "

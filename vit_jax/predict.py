@@ -18,7 +18,7 @@ from etils import epath
 from vit_jax import cli
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import runtime, sharding
-from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.predict")
@@ -98,12 +98,37 @@ def predict(
     columns = [np.concatenate(column) for column in zip(*outputs, strict=True)]
     ids = np.concatenate(ids)
     unreadable = sorted(set(range(len(files))) - set(ids.tolist()))
-    names = weights.class_names or [f"class {i}" for i in range(model.num_classes)]
+    check_finite(weights, columns, [files[i] for i in ids])
     return dict(zip(("features", "label", "probability"), columns, strict=False)) | dict(
         path=[files[i] for i in ids],
         unreadable=[files[i] for i in unreadable],
-        names=list(names),
+        names=class_names(weights, model.num_classes),
     )
+
+
+def class_names(weights: pretrained.Weights, count: int) -> list[str]:
+    """Those of the weights; a class without a name is called by its number."""
+    known = list(weights.class_names)[:count]
+    return known + [f"class {i}" for i in range(len(known), count)]
+
+
+def check_finite(weights: pretrained.Weights, columns: list[np.ndarray], paths: list[str]) -> None:
+    """Raises NegativeResult if features or probabilities are not finite, where columns have a row
+    for each path.
+    """
+    finite = np.all([np.isfinite(x.reshape(len(x), -1)).all(1) for x in columns], axis=0)
+    if not finite.all():
+        raise NegativeResult(
+            f"{weights.path} gives results that are not finite for {np.sum(~finite)} of "
+            f"{len(paths)} images, such as {paths[int(np.argmin(finite))]}: these weights are "
+            "damaged, or overflow: choose others"
+        )
+
+
+def cell(text: str) -> str:
+    """A name in a CSV; spreadsheets run what begins like a formula."""
+    text = printable(text, kept="")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def as_csv(result: dict) -> str:
@@ -113,7 +138,7 @@ def as_csv(result: dict) -> str:
     if "label" not in result:
         writer.writerow(["path", *(f"feature_{i}" for i in range(result["features"].shape[1]))])
         writer.writerows(
-            [path, *map(repr, row.tolist())]
+            [cell(path), *map(repr, row.tolist())]
             for path, row in zip(result["path"], result["features"], strict=True)
         )
         return text.getvalue()
@@ -123,9 +148,9 @@ def as_csv(result: dict) -> str:
     )
     rows = zip(result["path"], result["label"], result["probability"], strict=True)
     for path, labels, probabilities in rows:
-        cells = [path]
+        cells = [cell(path)]
         for i, probability in zip(labels, probabilities, strict=True):
-            cells += [result["names"][i], f"{probability:.6g}"]
+            cells += [cell(result["names"][i]), f"{probability:.6g}"]
         writer.writerow(cells)
     return text.getvalue()
 
@@ -134,12 +159,12 @@ def write(path: str, result: dict) -> None:
     """Writes .csv or .npz."""
     try:
         if path.endswith(".csv"):
-            epath.Path(path).write_text(as_csv(result))
+            cli.replace_file(epath.Path(path), as_csv(result))
             return
         arrays = {key: np.asarray(value) for key, value in result.items() if key != "unreadable"}
         content = io.BytesIO()  # np.savez reads what it wrote, which files on a store do not allow
         np.savez(content, **arrays)
-        epath.Path(path).write_bytes(content.getvalue())
+        cli.replace_file(epath.Path(path), content.getvalue())
     except OSError as error:
         raise UserError(
             f"--out={path} can't be written ({error.strerror or one_line(error)}): choose another"
@@ -149,13 +174,13 @@ def write(path: str, result: dict) -> None:
 def show(result: dict) -> None:
     for row, path in enumerate(result["path"]):
         if "label" not in result:
-            print(
-                f"{path}: {result['features'].shape[1]} features, the first "
-                f"{result['features'][row, 0]:.6g}"
-            )
+            count = result["features"].shape[1]
+            first = result["features"][row, 0]
+            print(printable(f"{path}: {count} features, the first {first:.6g}"))
             continue
         best = zip(result["label"][row], result["probability"][row], strict=True)
-        print(f"{path}:", ", ".join(f"{result['names'][i]} {p:.1%}" for i, p in best))
+        text = ", ".join(f"{result['names'][i]} {p:.1%}" for i, p in best)
+        print(printable(f"{path}: {text}"))
 
 
 def add_arguments(parser, part: str) -> None:

@@ -159,7 +159,7 @@ def test_a_last_save_that_could_not_even_begin_is_not_taken_for_done(tmp_path):
 def test_more_than_the_memory_is_not_restored(tmp_path, monkeypatch):
     with Checkpointer(tmp_path, settings()) as checkpointer:
         checkpointer.save(1, dict(params=state(1)), {}, {})
-    monkeypatch.setattr("os.sysconf", lambda name: 10)
+    monkeypatch.setattr("vit_jax.distributed.runtime.free_memory", lambda: 10)
     with pytest.raises(UserError, match=r"1/state declares 0\.0 GiB of arrays, more than"):
         checkpoint.read_params(tmp_path / "1")
 

@@ -2,12 +2,19 @@
 
 import errno
 import importlib
+import io
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
-from conftest import last_error
+from conftest import ROOT, last_error
+from rich.table import Table
 
 from vit_jax import __main__ as root
 from vit_jax import cli
+from vit_jax.cli.terminal import Console
 from vit_jax.errors import NegativeResult, Preempted, UserError
 
 # What is true of a command that was stopped: the others have nothing that could be continued.
@@ -37,8 +44,21 @@ def ending(error: BaseException, recovery: str = "run it again", debug: bool = F
         (
             OSError(errno.ENOSPC, "full", "/data/x"),
             2,
-            "error: no space is left on the device: /data/x: fix it or write elsewhere; "
+            "error: no space is left on the device: /data/x: fix it or choose another path; "
             "run it again",
+        ),
+        (
+            ValueError("RESOURCE_EXHAUSTED: Out of memory allocating 588145604 bytes."),
+            1,
+            "error: there is not enough memory (RESOURCE_EXHAUSTED: Out of memory allocating "
+            "588145604 bytes.): choose a smaller model, image or batch, or a larger machine; "
+            "run it again",
+        ),
+        (
+            MemoryError(),
+            1,
+            "error: there is not enough memory (MemoryError): choose a smaller model, image or "
+            "batch, or a larger machine; run it again",
         ),
         (Preempted(), 75, ""),
     ],
@@ -46,6 +66,41 @@ def ending(error: BaseException, recovery: str = "run it again", debug: bool = F
 def test_each_way_to_end_has_its_line_and_exit_code(error, code, line, capsys):
     assert ending(error) == code
     assert capsys.readouterr().err == f"{line}\n" * bool(line)
+
+
+SWALLOWS = """
+import sys, time
+from vit_jax import cli, errors
+errors.end_on_signals()
+cli.CLEAN_UP_S = 0.3
+def work():
+    while True:
+        try:
+            print("here", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+sys.exit(cli.run(work, debug=False, recovery="nothing is lost"))
+"""
+
+
+def test_a_library_that_swallows_ctrl_c_does_not_keep_a_command_alive():
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", SWALLOWS], cwd=ROOT, **pipes) as job:
+        assert job.stdout.readline() == "here\n"
+        job.send_signal(signal.SIGINT)
+        assert job.wait(timeout=20) == 130
+        assert job.stderr.read() == "error: interrupted: nothing is lost\n"
+
+
+def test_output_that_nobody_reads_is_no_error():
+    """As in `vit_jax | head -0`."""
+    command = [sys.executable, "-m", "vit_jax"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as job:
+        job.stdout.close()
+        assert job.stderr.read() == b""
+    assert job.returncode == 141
 
 
 def test_other_errors_and_debug_show_a_traceback():
@@ -103,6 +158,38 @@ def test_a_command_without_a_config_refuses_what_it_does_not_know(capsys):
     assert last_error(capsys) == "error: unrecognized arguments: --seed=1: see --help"
 
 
+def test_what_a_terminal_can_not_show_is_escaped(monkeypatch):
+    plain = cli.Command("plain", "Plain.", lambda args: print("caf\u00e9 \udcff"))
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert plain.main([]) == 0
+    sys.stdout.flush()
+    assert written.getvalue() == b"caf\\xe9 \\udcff\n"
+
+
+def test_a_wrong_argument_is_one_line_without_escape_sequences(capsys):
+    with pytest.raises(SystemExit):
+        cli.Command("plain", "Plain.", print).main(["--a\nb", "\x1b[2J\u202e"])
+    line = r"error: unrecognized arguments: --a b \x1b[2J\u202e: see --help"
+    assert last_error(capsys) == line
+
+
+def test_another_encoding_of_file_names_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    assert cli.Command("plain", "Plain.", print).main([]) == 2
+    assert "in iso8859-1, which gives classes wrong names: set PYTHONUTF8=1" in last_error(capsys)
+
+
+def test_tables_show_names_as_they_are():
+    out = io.StringIO()
+    table = Table("[red]", title="[/] :smile:")
+    table.add_row("\x1b[31m\u202e[link=x]y[/link]")
+    Console(file=out, width=80).print(table)
+    text = out.getvalue()
+    assert r"\x1b[31m\u202e[link=x]y[/link]" in text and "[/] :smile:" in text and "[red]" in text
+    assert "\x1b" not in text and "\u202e" not in text
+
+
 def test_the_root_command_lists_runs_and_refuses(capsys, monkeypatch):
     assert root.main(["--help"]) == 0 and root.main([]) == 0
     out = capsys.readouterr().out
@@ -112,6 +199,19 @@ def test_the_root_command_lists_runs_and_refuses(capsys, monkeypatch):
     monkeypatch.setattr("vit_jax.models.__main__.table", lambda: "a table")
     assert root.main(["models"]) == 0
     assert capsys.readouterr().out == "a table\n"
+
+
+def test_results_may_go_to_a_device_or_through_a_link(tmp_path):
+    cli.check_file("/dev/null")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    cli.write_json(str(fifo), 1)
+    assert os.read(reader, 9) == b"1\n" and fifo.is_fifo()
+    os.close(reader)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    cli.write_json(str(tmp_path / "link"), 1)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "1\n"
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path):

@@ -29,8 +29,12 @@ from vit_jax.data.sources import (
     tars,
 )
 from vit_jax.data.sources import open as sources
+from vit_jax.data.sources import (
+    source as data_source,
+)
 from vit_jax.distributed import runtime
 from vit_jax.errors import UserError
+from vit_jax.train import run_data
 
 
 def png(number: int) -> bytes:
@@ -128,6 +132,20 @@ def test_val_may_have_no_class_of_its_own(tmp_path):
     assert tars.load(str(tmp_path)).labels().tolist() == [1, 0, 1]
     make_tar(tmp_path / "val/1.tar", {"emu/c.png": png(1)})
     assert "the class 'emu' in other splits but not in train" in wrong(tars.load, str(tmp_path))
+
+
+def test_a_shard_that_is_replaced_while_it_is_read_is_named(tmp_path):
+    paths = [tmp_path / f"birds-train-{i}.tar" for i in range(3)]
+    for i, path in enumerate(paths):
+        make_tar(path, wds(range(4 * i, 4 * i + 4)))
+    source = sources.open_source(f"tars:{tmp_path}", "train[1:]")
+    run_data.check_unchanged(source)
+    os.utime(paths[1], ns=(0, 0))
+    with pytest.raises(UserError, match=r"birds-train-1\.tar was changed while the run reads it"):
+        run_data.check_unchanged(source)
+    paths[1].unlink()
+    with pytest.raises(UserError, match=r"birds-train-1\.tar was changed"):
+        run_data.check_unchanged(source)
 
 
 def test_broken_tars_are_named(tmp_path):
@@ -370,6 +388,13 @@ def test_wrong_manifests_are_named(tmp_path):
         "path,label\na.png,owl\n.,jay\n": r"line 3 of CSV file .* names the folder \.:",
         "path,label\na.png,  \n": r"label of line 2 of CSV file .* is empty",
         f"path,label\na.png,{'x' * 300}\n": r"label of line 2 of CSV file .* has 300 bytes",
+        "path,label,splits\na.png,owl,train\n": "column 'splits', which is not known: call it 'split'",
+        "path,label,spilt\na.png,owl,train\n": "column 'spilt', which is not known: call it 'split'",
+        "path,label,Path\na.png,owl,b.png\n": "has the column 'path' twice: remove one",
+        "path,label,labels\na.png,owl,jay\n": "has both columns 'label' and 'labels'",
+        "path,label\na.png,owl\nb.png,jay, blue\n": "line 3 of CSV file .* has 3 cells for 2 columns",
+        'path,label\na.png,"an\nowl"\n\nb.png,\n': "line 5 of CSV file .* has no label",
+        'path,label\na.png,"owl\nb.png,jay\n': "is not a CSV file in UTF-8",
         "path,label\na.png,owl\nc.png,jay\nd.png,jay\n": r"2 of the 3 images .* do not exist, the first is c\.png in",
     }.items():
         with open(path, "w") as file:
@@ -381,6 +406,61 @@ def test_wrong_manifests_are_named(tmp_path):
     assert "is not a CSV file in UTF-8" in wrong(csv_file.load, path)
     assert "does not exist" in wrong(csv_file.load, str(tmp_path / "nowhere.csv"))
     assert "is a folder: give the CSV file" in wrong(csv_file.load, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "head", ["PATH,Label,SPLIT", " path,label ,\tSplit", "\ufeffpath,label,split\u200b"]
+)
+def test_columns_are_known_in_capitals_and_with_blanks(tmp_path, head):
+    rows = [("a.png", "owl", "train"), ("b.png", "owl", " val ")]
+    splits = csv_file.load(write_manifest(tmp_path, rows, head.split(","))).splits
+    assert {name: part.tolist() for name, part in splits.items()} == dict(train=[0], val=[1])
+
+
+def test_other_columns_are_named_as_ignored(tmp_path, caplog):
+    rows = [("a.png", "owl", "7"), ("b.png", "jay", "8")]
+    assert (
+        len(csv_file.load(write_manifest(tmp_path, rows, ("path", "label", "Width"))).splits) == 1
+    )
+    assert "list.csv: columns 'width' are ignored" in caplog.text
+
+
+ALIKE = {
+    "normalisation": ("caf\u00e9", "cafe\u0301"),
+    "invisible": ("owl", "o\u200bwl"),
+    "white space": ("great owl", "great\u00a0owl"),
+}
+
+
+@pytest.mark.parametrize("names", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("kind", ["folder", "csv", "tars"])
+def test_classes_that_look_the_same_are_an_error_that_shows_how_they_differ(tmp_path, kind, names):
+    if kind == "folder":
+        # Of another split, in which a class would be unknown.
+        make_folder(tmp_path, {f"train/{names[0]}": 1, "train/x": 1, f"val/{names[1]}": 1})
+        text = wrong(folder.load, str(tmp_path))
+    elif kind == "csv":
+        path = write_manifest(tmp_path, [(f"{i}.png", name) for i, name in enumerate(names)])
+        text = wrong(csv_file.load, path)
+    else:
+        make_tar(tmp_path / "a.tar", {f"{name}/{i}.png": png(i) for i, name in enumerate(names)})
+        text = wrong(tars.load, str(tmp_path))
+    assert f"{min(names)!a} and {max(names)!a}, which look the same" in text
+
+
+def test_parts_of_a_mixture_do_not_make_two_of_a_class(tmp_path):
+    composed, decomposed = ALIKE["normalisation"]
+    first = folder.load(make_folder(tmp_path / "first", {composed: 1}))
+    second = folder.load(make_folder(tmp_path / "second", {decomposed: 1}))
+    assert "data.mixture has the classes" in wrong(
+        data_source.mixture, [first, second], [1, 1], ["first", "second"]
+    )
+
+
+def test_classes_that_differ_in_case_are_classes_and_a_warning(tmp_path, caplog):
+    found = folder.load(make_folder(tmp_path, {"train/Owl": 1, "train/owl": 1, "val/owl": 1}))
+    assert found.num_classes == 2
+    assert caplog.text.count("differ only in upper and lower case, such as 'Owl' and 'owl'") == 1
 
 
 def test_white_space_around_labels_is_none_of_theirs(tmp_path):

@@ -2,8 +2,10 @@
 transfer to the devices.
 """
 
+import errno
 import itertools
 import logging
+import os
 
 import jax
 import numpy as np
@@ -13,12 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
 from vit_jax import config as configs
-from vit_jax.data import order, pipeline, to_device
+from vit_jax.data import order, pipeline, skipped, to_device
 from vit_jax.data.sources import open as sources
+from vit_jax.data.sources import storage
 from vit_jax.data.sources.listing import InMemory, Listing
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable, UserError
 
 SIDE = 16
 
@@ -328,7 +331,7 @@ def opened(folder):
 
 
 @pytest.mark.parametrize(
-    "kind", ["truncated", "empty", "text", "page", "one byte", "short", "huge", "huge png", "gone"]
+    "kind", ["truncated", "empty", "text", "page", "one byte", "short", "huge", "huge png"]
 )
 def test_damage_is_an_error_that_names_the_file(photos, kind):
     source = opened(photos)
@@ -366,7 +369,7 @@ def test_damage_is_skipped_and_the_rest_stays(photos, caplog, batch_size):
     whole = train(source, train_config(batch_size, seed=3))
     assert_same(train(source, train_config(batch_size, seed=3, on_corrupt="skip")), whole)
 
-    kinds = {2: "truncated", 3: "empty", 11: "text", 12: "gone"}
+    kinds = {2: "truncated", 3: "empty", 11: "text", 12: "page"}
     names = {f"{photos}/a/{i:02}.jpg" for i in kinds}
     for i, kind in kinds.items():
         damage(photos / f"a/{i:02}.jpg", kind)
@@ -406,13 +409,43 @@ def test_an_image_that_resizing_would_blow_up_is_damage():
         list(pipeline.eval_pipeline(central, thin, np.arange(1), 1, 224, "error").batches())
 
 
-def test_the_reason_is_that_of_the_decoder(photos):
+@pytest.mark.parametrize("on_corrupt", ["error", "skip"])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("ENOENT", UserError), ("EACCES", UserError), ("EIO", Unavailable), ("ESTALE", Unavailable)],
+)
+def test_an_error_of_the_file_system_is_no_damaged_image(
+    photos, monkeypatch, on_corrupt, code, kind
+):
     source = opened(photos)
-    (photos / "a/07.jpg").unlink()
-    host = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, "error")
-    reason = r"the reason: FileNotFoundError: \[Errno 2\] No such file or directory: '.*07"
-    with pytest.raises(UserError, match=reason):
+    number = getattr(errno, code)
+    name = str(photos / "a/07.jpg")
+    read_all = storage.read_all
+
+    def fails(paths):
+        if name in paths:
+            raise OSError(number, os.strerror(number), name)
+        return read_all(paths)
+
+    monkeypatch.setattr(storage, "read_all", fails)
+    host = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, on_corrupt)
+    reason = rf"a/07\.jpg can't be read .*{os.strerror(number)}.*: this is no damaged image"
+    with pytest.raises(UserError, match=reason) as caught:
         list(host.batches())
+    assert type(caught.value) is kind
+
+
+def test_a_run_ends_if_more_than_half_of_its_latest_examples_are_skipped(photos, monkeypatch):
+    monkeypatch.setattr(skipped, "RECENT", 40)
+    source = opened(photos)
+    config = train_config(10, on_corrupt="skip")
+    for i in range(8):
+        damage(photos / f"a/{i:02}.jpg", "empty")
+    assert sum(int(batch["mask"].sum()) for batch in train(source, config, stop=20)) == 120
+    for i in range(8, 12):
+        damage(photos / f"a/{i:02}.jpg", "empty")
+    with pytest.raises(UserError, match=r"2\d of the last 40 examples can't be used, such as"):
+        train(source, config, stop=20)
 
 
 @pytest.mark.parametrize("label", [-1, 4])

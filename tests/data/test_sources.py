@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vit_jax import config as configs
-from vit_jax.data import images, pipeline
+from vit_jax.data import gif, images, pipeline
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import with_classes
@@ -586,6 +586,23 @@ FILES |= {
     f"UPPER.{suffix.upper()}": FILES[f"rgb.{suffix}"]
     for suffix in ("jpg", "png", "webp", "bmp", "gif")
 }
+
+
+@pytest.mark.parametrize("screen", [(61, 47), (30, 20), (80, 90)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(transparency=3), dict(interlace=1), dict(comment=b"x" * 999)]
+)
+def test_of_a_gif_the_first_frame_is_decoded_and_no_more_is_read(screen, options):
+    file = io.BytesIO()
+    picture("P").save(file, "GIF", save_all=True, append_images=[picture("L")] * 3, **options)
+    encoded = bytearray(file.getvalue())
+    encoded[6:10] = np.asarray(screen, "<u2").tobytes()
+    first, pixels = gif.first_frame(bytes(encoded))
+    assert len(first) < 0.6 * len(encoded)
+    assert pixels == max(61 * 47, screen[0] * screen[1])
+    every = tf.io.decode_gif(bytes(encoded))
+    np.testing.assert_array_equal(tf.io.decode_gif(first), every[:1])
+    np.testing.assert_array_equal(images.decode(bytes(encoded)), every[0])
 
 
 def test_every_kind_of_image_file_decodes_as_by_pillow(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ from conftest import ROOT
 
 from vit_jax import config as configs
 from vit_jax.distributed import hardware, runtime
+from vit_jax.errors import UserError
 from vit_jax.train.experiment import Experiment
 
 CONFIG = ROOT / "configs/step.py"
@@ -78,3 +80,39 @@ def test_on_cpus_a_step_does_not_copy_the_moments_that_it_replaces():
 def test_an_abstract_device_of_an_older_jax_has_a_platform(kind, platform):
     device = types.SimpleNamespace(device_kind=kind, num_cores=1)
     assert hardware.described_platform(device) == platform
+
+
+def test_free_memory_is_what_machine_container_and_ulimit_leave(tmp_path, monkeypatch):
+    """The files of the kernel, in both versions of cgroups, written here."""
+    monkeypatch.setattr(runtime, "PROC", tmp_path / "proc")
+    roots = {
+        name: (tmp_path / root.name, *names) for name, (root, *names) in runtime.CGROUPS.items()
+    }
+    monkeypatch.setattr(runtime, "CGROUPS", roots)
+    infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: infinite)
+
+    def write(name: str, text) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+
+    write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 8000 kB")
+    write("proc/self/status", "Name: python\nVmSize: 500 kB")
+    assert runtime.free_memory() == 8000 * 1024
+    write("proc/self/cgroup", "4:cpu,cpuacct:/a\n3:memory:/a/b\n0::/job.slice/of")
+    write("cgroup/job.slice/of/memory.max", "max")
+    write("cgroup/job.slice/of/memory.current", 900)
+    assert runtime.free_memory() == 8000 * 1024
+    write("cgroup/job.slice/memory.max", 7000)
+    write("cgroup/job.slice/memory.current", 3000)
+    write("cgroup/job.slice/memory.stat", "anon 2500\ninactive_file 500")
+    assert runtime.free_memory() == 4500
+    write("memory/a/b/memory.limit_in_bytes", 4000)
+    write("memory/a/b/memory.usage_in_bytes", 1000)
+    write("memory/a/b/memory.stat", "total_inactive_file 200")
+    assert runtime.free_memory() == 3200
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (501 * 1024, 501 * 1024))
+    assert runtime.free_memory() == 1024
+    with pytest.raises(UserError, match=r"x declares 1\.0 GiB of arrays, more than the 0\.0"):
+        runtime.check_fits(2**30, "x")
+    runtime.check_fits(1024, "x")

@@ -254,7 +254,7 @@ def test_four_processes_survive_the_loss_of_one_and_sigterm_and_continue_on_othe
     stopped = metric_lines(tmp_path / "four")[-1]["step"]
     assert stopped < 40 and (tmp_path / "four/checkpoints" / str(stopped)).is_dir()
     log = (tmp_path / "four/log.txt").read_text()
-    assert "process 0 of 4, coordinator at localhost:" in log and "1 local devices of 4" in log
+    assert "process 0 of 4, coordinator at 127.0.0.1:" in log and "1 local devices of 4" in log
     assert f"stopped by SIGTERM at step {stopped}: saved" in log and "images/s" in log
     for i in (1, 2, 3):
         log = (tmp_path / f"four/logs/process_{i}.txt").read_text()

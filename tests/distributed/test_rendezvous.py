@@ -119,7 +119,11 @@ def test_what_comes_by_does_not_disturb(lines):
     address = free_address()
     zero = Process(address, 2, 0)
     lines.wait_for("for process 1")
-    for text in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"index": "x"}\n', b"\xff\n"):
+    for text in (
+        b"", b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"index": "x"}\n', b"\xff\n", b"[" * 999 + b"\n",
+        b'{"index": 1.0, "count": 2, "host": "x"}\n', b'{"index": 1, "count": 2, "host": ["x"]}\n',
+        b'{"index": NaN, "count": 2, "host": "x"}\n', b'{"index": -1, "count": 2, "host": "x"}\n',
+    ):  # fmt: skip
         with socket.create_connection(("localhost", int(address.split(":")[1]))) as connection:
             connection.sendall(text)
     assert Process(address, 2, 1).end() == zero.end() == ""

@@ -379,3 +379,42 @@ def test_survivors_of_a_killed_process_end(who):
     port = free_port()
     found = finish([start(explicit(i, port), f"kill:{who}") for i in range(2)])
     assert found[who][0] == -9 and found[1 - who][0] not in (0, 75)
+
+
+@pytest.mark.parametrize(
+    ("address", "addresses", "expected"),
+    [
+        ("127.0.0.1:5", ["127.0.0.1"], "127.0.0.1:5"),
+        ("[::1]:5", ["::1"], "[::1]:5"),
+        ("localhost:5", ["::1", "127.0.0.1"], "127.0.0.1:5"),
+        ("node7:5", ["10.0.0.7"], "10.0.0.7:5"),
+        ("10.0.0.7:5", ["10.0.0.7"], "10.0.0.7:5"),
+        ("fe80::7%eth0:5", ["fe80::7%eth0"], "[fe80::7%eth0]:5"),
+        ("node7:5", ["127.0.1.1"], "[::]:5"),  # to the others it is another address
+        ("node7:5", ["10.0.0.7", "172.17.0.1"], "[::]:5"),
+        ("balancer:5", ["10.9.9.9"], "[::]:5"),
+        ("unknown:5", [], "[::]:5"),
+    ],
+)
+def test_process_0_listens_at_its_own_address_if_that_is_certain(
+    address, addresses, expected, monkeypatch
+):
+    def getaddrinfo(host, *_, **__):
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [(None, None, None, "", (each, 0)) for each in addresses]
+
+    monkeypatch.delenv(jobs.BIND, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(jobs, "is_ours", lambda each: each != "10.9.9.9")
+    assert jobs.bind_address(address) == expected
+    monkeypatch.setenv(jobs.BIND, "[::]:9")
+    assert jobs.bind_address(address) == "[::]:9"
+    monkeypatch.setenv(jobs.BIND, "everywhere")
+    with pytest.raises(UserError, match=r"JAX_COORDINATOR_BIND_ADDRESS=everywhere in .* HOST:PORT"):
+        jobs.bind_address(address)
+
+
+def test_only_addresses_of_this_machine_are_ours():
+    assert jobs.is_ours("127.0.0.1")
+    assert not jobs.is_ours("203.0.113.1")  # reserved for documentation

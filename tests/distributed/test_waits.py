@@ -46,13 +46,11 @@ def test_a_long_wait_says_what_and_since_when_ever_less_often(monkeypatch):
         waits.log, "warning", lambda text, *values: spoken.append((now, text % values))
     )
     with waits.waiting("a batch of cifar10") as wait:
-        for now in itertools.islice(clock, 32):
-            wait.speak(now > 100)
+        for now in itertools.islice(clock, 32):  # noqa: B007 - the clock
+            wait.speak()
     waited = [at for at, text in spoken if text.startswith("waiting for a batch of")]
     assert waited == [20, 40, 80, 160]
     assert spoken[0][1].endswith(f"since {wait.begun_at}, for 20 s; the run gives up after 2400 s")
-    (heard,) = [text for _, text in spoken if "SIGTERM" in text]
-    assert heard.startswith("SIGTERM received while waiting for a batch of cifar10")
 
 
 # The batches after that of STEP never come: the thread that reads them waits for ever.

@@ -19,9 +19,14 @@ from collections.abc import Callable
 
 import conftest  # noqa: F401 - CPU devices
 import trials_of_files as files
+import trials_of_hostile_files as hostile
 import trials_of_input as mistakes
+import trials_of_names as names
+import trials_of_networks as networks
 import trials_of_runs as runs
+import trials_of_signals as signals
 import trials_of_stores as stores
+import trials_of_workdirs as workdirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Trial:
 
     what: str
     trial: Callable
-    short: int  # how many in the one part of the short form
+    short: int  # how many in the one part of the short form; 0: none, it takes long
     parts: int  # of the long form
     count: int  # in each of them
     options: dict = dataclasses.field(default_factory=dict)
@@ -89,8 +94,56 @@ TRIALS = {
         for kind, what in STORE_FAULTS.items()
     },
     "images": Trial("damaged or unusual image", files.damaged_images, 150, 2, 750),
+    "damaged_lines": Trial("damaged lines of metrics.jsonl", workdirs.damaged_lines, 100, 2, 300),
+    "lost_configs": Trial("config.json lost or damaged", workdirs.lost_configs, 20, 2, 60),
+    "denied_checkpoints": Trial(
+        "checkpoint that may not be read", workdirs.denied_checkpoints, 4, 2, 20
+    ),
+    "two_runs": Trial("processes that take one workdir", workdirs.two_runs, 10, 2, 60),
+    "written_files": Trial(
+        "full disk while a table is written", workdirs.written_files, 60, 2, 200
+    ),
+    "changed_shards": Trial("tar shard that changes", workdirs.changed_shards, 10, 2, 40),
+    "lost_data": Trial("images that can't be read any more", workdirs.lost_data, 8, 2, 30),
+    "whole_lost_data": Trial(
+        "data moved away from the train command", workdirs.whole_lost_data, 0, 1, 6
+    ),
+    "signals": Trial("Ctrl-C, SIGTERM or SIGHUP to the train command", signals.signals, 0, 2, 15),
+    "signals_in_imports": Trial(
+        "the same while libraries are imported", signals.signals_in_imports, 4, 2, 30
+    ),
+    "printed_names": Trial("hostile name in an output", names.printed_names, 110, 2, 550),
+    "csv_columns": Trial("first line of a CSV file", names.csv_columns, 50, 2, 500),
+    "like_classes": Trial("classes that look the same", names.like_classes, 60, 2, 300),
+    "workdirs": Trial("unusual or wrong workdir", names.workdirs, 21, 2, 110),
+    "hostile_data": Trial(
+        "FIFO, device, bomb or absurd size in a data set", hostile.hostile_data, 10, 2, 300
+    ),
+    "hostile_weights": Trial(
+        "FIFO or device in place of weights, or weights that can't be read",
+        hostile.hostile_weights,
+        40,
+        2,
+        200,
+    ),
+    "hostile_runs": Trial(
+        "FIFO, device or absurd size in a workdir", hostile.hostile_runs, 15, 2, 100
+    ),
     "mistakes": Trial("mistake in a config or command", mistakes.bad_input, 60, 4, 75),
+    "weights_servers": Trial(
+        "broken or hostile server of weights", networks.weights_servers, 36, 2, 180
+    ),
+    "good_servers": Trial("unusual but right server of weights", networks.good_servers, 20, 2, 100),
+    "strangers": Trial("stranger at the rendezvous", networks.strangers, 16, 2, 80),
+    "impostors": Trial("another program in place of process 0", networks.impostors, 4, 2, 40),
+    "coordinators": Trial(
+        "where the coordinator of 2 processes listens", networks.coordinators, 1, 1, 4
+    ),
 }
+
+
+def chosen(short: bool) -> list[str]:
+    return [name for name, trial in TRIALS.items() if trial.short or not short]
 
 
 def run_part(name: str, seed: int, part: int, count: int) -> tuple[collections.Counter, str | None]:
@@ -177,7 +230,7 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     rows = []
-    for name in args.only or TRIALS:
+    for name in args.only or chosen(args.short):
         rows.append(row(name, args.seed, args.short, args.part))
         print(f"{name}: {rows[-1]}", flush=True)
     print(table(rows))

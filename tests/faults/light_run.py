@@ -27,6 +27,7 @@ from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.cli import spool
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preemption, preflight, processes, sharding, watchdog
+from vit_jax.train.workdir import continuation
 
 WIDTH = 512  # two matrices of 1 MiB each, and their momentum, so that a save takes some time
 
@@ -99,6 +100,8 @@ def train(
         (folder / f"run_{jax.process_index()}.jsonl").open("a", buffering=1) as log,
         contextlib.closing(spool.open_files(workdir, every_s=0.5)) as files,
         Checkpointer(workdir / "checkpoints", config) as checkpointer,
+        preemption.signals.listening(lambda: continuation(workdir)),
+        preemption.SaveRequest(lambda: continuation(workdir)) as request,
     ):
         lines = files.path("lines.jsonl")
 
@@ -114,7 +117,6 @@ def train(
 
         first, state = checkpointer.restore(lambda meta: abstract) or (0, init())
         write(first=first, digest=digest(state))
-        request = preemption.SaveRequest()
         number = first
         for number in range(first + 1, steps + 1):
             watchdog.progress.mark(f"step {number}")
@@ -159,6 +161,8 @@ def serve() -> None:
             if jax.distributed.is_initialized():
                 # As Python does at its end: process 0 stays until the others are done.
                 jax.distributed.shutdown()
+            if "WHOLE_END" in os.environ:
+                sys.exit(code)
             sys.stderr.flush()
             os._exit(code)
         print(child, flush=True)

@@ -89,13 +89,14 @@ class LightJob:
     every: int = 5
     pause: float = 0.005
     more: tuple = ()
+    whole_end: bool = False  # of the interpreter, which waits for threads, as users' runs end
 
     def server(self, index: int) -> Server:
         return server(index)
 
     def variables(self) -> dict[str, str]:
         """Of the environment of its processes."""
-        return {}
+        return dict(WHOLE_END="1") if self.whole_end else {}
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ class LightJob:
             stderr = self.folder / f"stderr_{i}.txt"
             if self.count == 1:
                 variables = {}
-            self.server(i).start(stderr, arguments, **variables, **self.variables())
+            self.server(i).start(stderr, arguments, **(variables | self.variables()))
 
     def lines(self, process: int) -> list[dict]:
         """What a process wrote, in complete lines; a kill may truncate the last one."""

@@ -55,14 +55,19 @@ DAMAGES = {
 }
 
 
+def finished_run(folder: pathlib.Path) -> pathlib.Path:
+    """A run of 8 steps with checkpoints 4 and 8, by tiny.py."""
+    (folder / "tiny.py").write_text(TINY)
+    small = [f"--config={folder}/tiny.py", f"--workdir={folder}/run", "--config.evals.val.every=0"]
+    expect(train.main([*small, "--config.total_steps=8"]) == 0, "the run fails")
+    return folder / "run"
+
+
 def damaged_checkpoints(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
     """Damages files of the newer of two checkpoints: either the restored bits are right, or the
     older one is restored.
     """
-    (folder / "tiny.py").write_text(TINY)
-    small = [f"--config={folder}/tiny.py", f"--workdir={folder}/good", "--config.evals.val.every=0"]
-    expect(train.main([*small, "--config.total_steps=8"]) == 0, "the run fails")
-    good = folder / "good/checkpoints"
+    good = finished_run(folder) / "checkpoints"
     config = ml_collections.ConfigDict(
         dict(keep_last=2, keep_every=0, keep_best="", max_failures=3)
     )

@@ -173,6 +173,7 @@ def full_disks(rng: random.Random, folder: pathlib.Path, count: int, processes: 
     failures = 0
     for number in range(count):
         job = LightJob(folder / f"run_{number}", processes, 150, pause=0.01, more=(1000,))
+        job.whole_end = processes == 1
         job.start()
         job.wait_for_steps(rng.randrange(1, 40))
         victim = server(rng.randrange(processes))
@@ -200,6 +201,7 @@ def lost_stores(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         for_good = number % 2 == 1
         max_failures = 3 if for_good else 1000
         job = LightJob(folder / f"run_{number}", steps=150, pause=0.01, more=(max_failures,))
+        job.whole_end = True
         job.start()
         job.wait_for_steps(rng.randrange(8, 40))
         home = job.folder / "checkpoints"

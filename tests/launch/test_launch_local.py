@@ -44,6 +44,7 @@ def test_the_processes_find_their_job_in_the_environment(tmp_path, monkeypatch):
     assert launch(2, code, "--devices=4") == 0
     found = [ast.literal_eval((tmp_path / str(i)).read_text()) for i in range(2)]
     assert found[0]["VIT_JAX_COORDINATOR"] == found[1]["VIT_JAX_COORDINATOR"]
+    assert found[0]["VIT_JAX_COORDINATOR"].startswith("127.0.0.1:")
     assert {env["VIT_JAX_NUM_PROCESSES"] for env in found} == {"2"}
     flags = "--xla_dump_to=x --xla_force_host_platform_device_count=4"
     assert all(env["XLA_FLAGS"] == flags and env["JAX_PLATFORMS"] == "cpu" for env in found)

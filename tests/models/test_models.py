@@ -317,6 +317,12 @@ def test_an_image_of_another_length_is_an_error(tmp_path):
         (dict(variant="B/16", num_heads=7), "not divisible by num_heads 7"),
         (dict(variant="B/16", image_size=8), "smaller than one patch"),
         (dict(variant="B/16", heads=3), "unknown model field 'heads'"),
+        (dict(variant="B/16", depth=10**9), "depth=1000000000 is more than 4,096: correct it"),
+        (dict(variant="B/16", width=2**40, num_heads=2**40), "width=1099511627776 is more than"),
+        (dict(variant="B/16", num_classes=10**9), "num_classes=1000000000 is more than"),
+        (dict(variant="B/16", image_size=(224, 2**30)), "image_size=1073741824 is more than"),
+        (dict(variant="Mixer-B/16", tokens_mlp_dim=10**9), "tokens_mlp_dim=1000000000 is more"),
+        (dict(variant="R50x1", units=(3, 10**9)), "units=1000000000 is more than 4,096"),
     ],
 )
 def test_bad_models_are_named(arguments, message):

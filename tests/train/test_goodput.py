@@ -240,12 +240,12 @@ def test_a_damaged_file_is_set_aside_and_refused_by_the_command(
     path.write_bytes(damaged)
     assert command.main([str(path.parent)]) == 2
     assert f"{path} can't be read" in last_error(capsys)
-    (path.parent / "goodput_damaged_1.json").write_text("an older one")
+    (path.parent / "damaged_goodput.json").write_text("an older one")
     start(path).__exit__()
-    assert (path.parent / "goodput_damaged_2.json").read_bytes() == damaged
-    assert (path.parent / "goodput_damaged_1.json").read_text() == "an older one"
+    assert (path.parent / "damaged_goodput_2.json").read_bytes() == damaged
+    assert (path.parent / "damaged_goodput.json").read_text() == "an older one"
     assert totals(path)["starts"] == 1
-    assert "is damaged" in caplog.text and "now called goodput_damaged_2.json" in caplog.text
+    assert "is damaged" in caplog.text and "now called damaged_goodput_2.json" in caplog.text
 
 
 def test_a_file_that_can_not_be_read_is_left_alone_and_stops_no_run(clock, path, caplog):

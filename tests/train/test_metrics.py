@@ -74,6 +74,46 @@ def write_lines(folder) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+DAMAGED = ["", "{", "[10]", '{"step": 15', '{"step": "15"}', '{"step": 15, "train/loss": "x"}',
+           "\0" * 8, "nonsense", "[" * 100_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_lines_after_a_damaged_one_are_kept(text, tmp_path, caplog):
+    write_lines(tmp_path)
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    whole = path.read_text().splitlines()
+    damaged = "\n".join([whole[0], text, *whole[1:], '{"step": 4'])
+    (tmp_path / "damaged_metrics.jsonl").write_text("an older one")
+    path.write_text(damaged)
+    assert [line["step"] for line in metrics.read_lines(path)] == [10, 20, 30, 40]
+    with caplog.at_level(logging.WARNING, "vit_jax"):
+        metrics.rewind(path, 30)
+    assert path.read_text().splitlines() == whole[:3]
+    assert (tmp_path / "damaged_metrics_2.jsonl").read_text() == damaged
+    assert (
+        "line 2 can't be read" in caplog.text and "kept as damaged_metrics_2.jsonl" in caplog.text
+    )
+
+
+def test_a_half_line_at_the_end_is_dropped_silently(tmp_path, caplog):
+    write_lines(tmp_path)
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    whole = path.read_text()
+    path.write_text(whole + '{"step": 50, "tra')
+    metrics.rewind(path, 40)
+    assert path.read_text() == whole
+    assert not caplog.text and len(list(tmp_path.iterdir())) == 1
+
+
+def test_names_can_not_control_the_terminal(tmp_path, capsys):
+    with cli.logging_to(epath.Path(tmp_path)):
+        log.warning("\x1b[2J%s is skipped", "caf\udce9\x07")
+    text = capsys.readouterr().err
+    assert r"\x1b[2Jcaf\xe9\x07 is skipped" in text
+    assert (tmp_path / "log.txt").read_text() == text
+
+
 def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
     write_lines(tmp_path)
     with cli.logging_to(epath.Path(tmp_path)):

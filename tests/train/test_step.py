@@ -175,6 +175,17 @@ def test_masked_examples_do_not_count():
     assert difference(one.params, whole.params) > 1e-4
 
 
+@pytest.mark.parametrize("accum_steps", [1, 4])
+def test_without_any_example_that_counts_nothing_changes(accum_steps):
+    state, train_step = setup(accum_steps=accum_steps, ema_decay=0.9)
+    state, _ = train_step(state, example_batch())
+    after, metrics = train_step(state, example_batch() | dict(mask=np.zeros(16, np.float32)))
+    assert np.isnan(metrics["train/loss"]) and metrics["train/skipped_in_row"] == 1
+    for name in ("params", "opt_state", "ema_params"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
+    assert after.step == state.step + 1
+
+
 @pytest.mark.slow
 def test_microbatches_on_eight_devices_give_the_loss_of_one():
     """With dropout, in blocks that are scanned; test_parallel.py has all meshes."""

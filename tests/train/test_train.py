@@ -2,9 +2,12 @@
 fail.
 """
 
+import errno
 import json
 import math
+import os
 import pathlib
+import resource
 import shutil
 
 import jax
@@ -206,14 +209,36 @@ def test_a_damaged_newest_checkpoint_is_passed_over(damage, done, tmp_path):
     tiny, workdir = done
     shutil.copytree(workdir, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run/checkpoints/12")
+    earlier = tmp_path / "run/checkpoints/damaged_12"
+    earlier.mkdir()
     assert run(tiny, tmp_path / "run") == 0
     log = (tmp_path / "run/log.txt").read_text()
-    assert (
-        "can't be used" in log and "checkpoint 12 is passed over, and now called damaged_12" in log
-    )
-    assert (tmp_path / "run/checkpoints/damaged_12").is_dir()
+    assert "can't be used" in log
+    assert "checkpoint 12 is passed over, and now called damaged_12_2" in log
+    assert (tmp_path / "run/checkpoints/damaged_12_2/state").is_dir()
+    assert not list(earlier.iterdir()), "what was set aside is never deleted"
     assert [line["step"] for line in metric_lines(tmp_path / "run")] == list(range(1, 13))
     assert same_bits(final_params(workdir), final_params(tmp_path / "run"))
+
+
+def test_a_checkpoint_that_may_not_be_entered_is_not_damaged(done, tmp_path, monkeypatch, capsys):
+    tiny, workdir = done
+    shutil.copytree(workdir, tmp_path / "run")
+    listdir = os.listdir
+
+    def denied(path="."):
+        if "checkpoints/12" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    before = sorted((tmp_path / "run/checkpoints").iterdir())
+    assert run(tiny, tmp_path / "run") == 2
+    text = last_error(capsys)
+    assert (
+        "checkpoints/12" in text and "Permission denied" in text and "nothing was changed" in text
+    )
+    assert sorted((tmp_path / "run/checkpoints").iterdir()) == before
 
 
 def test_damaged_weights_are_not_loaded(done, tmp_path):
@@ -452,6 +477,44 @@ def test_a_workdir_that_cannot_be_written_is_named(tiny, tmp_path, capsys):
     assert "can't be written" in last_error(capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("\udcff", r"\xff is a name that is not in UTF-8"),
+        ("a[1]/run", "has the character ["),
+        ("file", "is a file or a broken link"),
+        ("broken", "is a file or a broken link"),
+        ("loop", "is a file or a broken link"),
+        ("n" * 300, "a name is too long for the file system"),
+    ],
+)
+def test_a_workdir_whose_name_does_not_do_is_refused(tiny, tmp_path, capsys, name, message):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert run(tiny, tmp_path / name) == 2
+    assert message in last_error(capsys)
+
+
+@pytest.mark.parametrize("name", ["log.txt", "skipped.jsonl", "metrics.jsonl", "left_out.json"])
+def test_a_folder_at_the_place_of_a_file_is_named_before_training(tiny, tmp_path, capsys, name):
+    path = tmp_path / "run" / name
+    path.mkdir(parents=True)
+    assert run(tiny, tmp_path / "run") == 2
+    assert f"a folder is at the place of a file: {path}" in last_error(capsys)
+
+
+def test_too_few_open_files_are_told_at_the_start(tiny, tmp_path, capsys):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        assert run(tiny, tmp_path / "run") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "may open 100 files, fewer than the 256" in last_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_wrong_command_line_ends_in_one_line(capsys):
     with pytest.raises(SystemExit) as stop:
         train.main(["--workdir=x"])
@@ -565,6 +628,17 @@ def test_a_damaged_config_json_is_named(text, tiny, tmp_path, capsys):
     (tmp_path / "run/config.json").write_text(text)
     assert run(tiny, tmp_path / "run") == 2
     assert "config.json can't be read" in last_error(capsys)
+
+
+def test_without_config_json_that_of_the_checkpoint_counts(done, tmp_path, capsys):
+    tiny, workdir = done
+    shutil.copytree(workdir, tmp_path / "run")
+    (tmp_path / "run/config.json").unlink()
+    assert run(tiny, tmp_path / "run", "--config.optim.lr=0.5", "--config.seed=7") == 2
+    text = last_error(capsys)
+    assert "has a run of another config (optim.lr: 0.001 -> 0.5; seed: 0 -> 7)" in text
+    assert run(tiny, tmp_path / "run") == 0
+    assert (tmp_path / "run/config.json").exists()
 
 
 @pytest.mark.parametrize(

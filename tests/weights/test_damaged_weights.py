@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import convert
-from vit_jax.errors import UserError
+from vit_jax.distributed import runtime
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.train import __main__ as train
 from vit_jax.weights.formats import npz
 from vit_jax.weights.formats.weights import POSEMB
@@ -514,7 +515,7 @@ def test_more_than_the_memory_of_the_machine_is_not_read(tmp_path, monkeypatch):
     """A machine of 16 KiB stands in for an archive of hundreds of GiB of zeros, which is small on
     disk.
     """
-    monkeypatch.setattr(os, "sysconf", lambda name: dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=4)[name])
+    monkeypatch.setattr(runtime, "free_memory", lambda: 4 * 4096)
     np.savez_compressed(
         tmp_path / "bomb.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 192), np.float32)}
     )
@@ -541,3 +542,11 @@ def test_a_renamed_parameter_ends_the_commands_too(tiny, tmp_path, capsys):
     path = golden_file(tmp_path, "vit_token_rep", change=renamed(QUERY, QUERY + "s"))
     assert convert.main([str(path), str(tmp_path / "out")]) == 2
     assert f"vit_token_rep.npz: the weights lack {QUERY}" in last_error(capsys)
+
+
+def test_a_disk_that_does_not_give_the_weights_is_no_fault_of_theirs():
+    """The memory of this process is such a file: at its start nothing is mapped."""
+    with pytest.raises(
+        Unavailable, match=r"/proc/self/mem can't be read \(Input/output error\): ch"
+    ):
+        vit_jax.from_pretrained("/proc/self/mem")

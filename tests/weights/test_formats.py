@@ -465,9 +465,9 @@ def test_weights_are_fetched(server, tmp_path):
         ("chunked.npz", r"/chunked\.npz can't be fetched .*IncompleteRead"),
         (
             "text.npz",
-            r"http://127.*text\.npz can't be read as \.npz or \.safetensors: it has another format",
+            r"http://127.*text\.npz: .* can't be read as \.npz or \.safetensors: it has another format",
         ),
-        ("a b.npz", r"/a b\.npz can't be fetched"),
+        ("a b.npz", r"/a%20b\.npz can't be fetched \(it has spaces"),
     ],
 )
 def test_what_cannot_be_fetched_is_named(address, message, server, tmp_path):

@@ -13,11 +13,11 @@ import json
 import logging
 import sys
 
-from rich.console import Console
 from rich.table import Table
 
 from vit_jax import cli
 from vit_jax.cli import objects
+from vit_jax.cli.terminal import Console
 from vit_jax.errors import UserError
 
 PARTS = {

@@ -14,9 +14,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
+from vit_jax import cli
 from vit_jax.checkpoints import checksums
 from vit_jax.checkpoints.read import Unreachable, read_meta, read_state, silence_late_io
 from vit_jax.checkpoints.retrying import RetryingSaves
+from vit_jax.cli import regular
 from vit_jax.distributed import messages
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError
@@ -86,6 +88,8 @@ class Checkpointer:
         """
         silence_late_io()
         self.folder = epath.Path(folder)
+        for child in self.folder.iterdir() if self.folder.exists() else ():
+            regular.check_folder(child)
         self.best = KeepBest(config.keep_best)
         preserved = [policies.LatestN(config.keep_last), self.best]
         if reach:
@@ -212,9 +216,7 @@ class Checkpointer:
             return
         if jax.process_index() == 0:
             for step in steps:
-                damaged = self.folder / f"damaged_{step}"
-                if damaged.exists():
-                    damaged.rmtree()
+                damaged = cli.name_for_damaged(self.folder / str(step))
                 (self.folder / str(step)).rename(damaged)
                 log.warning("checkpoint %d is passed over, and now called %s", step, damaged.name)
         messages.first_problem("the damaged checkpoints", None)  # wait for process 0

@@ -1,6 +1,8 @@
 """One checkpoint on disk: its path, meta, state and parameters, verified by checksums."""
 
+import errno
 import math
+import os
 import re
 import sys
 import warnings
@@ -11,6 +13,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.checkpoints import checksums
+from vit_jax.cli import regular
 from vit_jax.distributed import messages
 from vit_jax.distributed.runtime import check_fits
 from vit_jax.errors import Unavailable, UserError, one_line
@@ -41,27 +44,48 @@ def absolute(path) -> epath.Path:
     return epath.Path(path).expanduser().resolve()
 
 
+def check_name(path) -> epath.Path:
+    """The absolute path of a folder for checkpoints, or in which they are.
+
+    Raises:
+      UserError: TensorStore can't use its name.
+    """
+    folder = absolute(path)
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{folder} is a name that is not in UTF-8, with which checkpoints can't be written or "
+            "read: rename it"
+        ) from None
+    return folder
+
+
 def is_ours(path) -> bool:
     """Whether a folder is a checkpoint, or contains checkpoints."""
     path = epath.Path(path)
     folders = (path, path / "checkpoints")
-    return (path / "state").exists() or any(
-        child.name.isdigit() for folder in folders if folder.is_dir() for child in folder.iterdir()
-    )
+    return (path / "state").exists() or any(map(steps, folders))
+
+
+def steps(folder) -> list[int]:
+    """Those of the checkpoints in a folder, which may not exist; the newest is last."""
+    folder = epath.Path(folder)
+    children = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(child.name) for child in children if child.name.isdigit())
 
 
 def find(path) -> epath.Path:
     """The folder of one checkpoint: `path` itself, or the newest of a workdir or a `checkpoints`
     folder.
     """
-    path = absolute(path)
+    path = check_name(path)
     for folder in (path, path / "checkpoints"):
         if (folder / "state").exists() and (folder / "meta").exists():
             return folder
-        if folder.is_dir():
-            steps = [int(child.name) for child in folder.iterdir() if child.name.isdigit()]
-            if steps:
-                return folder / str(max(steps))
+        found = steps(folder)
+        if found:
+            return folder / str(found[-1])
     raise UserError(
         f"{path} holds no checkpoint: give a workdir, or a folder checkpoints/STEP in one"
     )
@@ -84,13 +108,27 @@ def write_params(folder, params: dict, meta: dict) -> None:
 
 def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
     """(meta, checksums of the leaves) of a checkpoint; any exception if they are damaged."""
+    if "://" not in str(folder):
+        regular.check_below(folder)
+        must_be_permitted(folder)
     return checksums.unseal(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
+
+
+def must_be_permitted(folder) -> None:
+    """Raises OSError if a file or folder below may not be read: Orbax takes it for missing or
+    damaged.
+    """
+    os.listdir(os.path.join(folder, "meta"))
+    for path, _, names in os.walk(folder):
+        for name in names:
+            if not os.access(os.path.join(path, name), os.R_OK, effective_ids=EFFECTIVE):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 # Errors that do not mean that the file is damaged: those that may be over in a minute,
 TEMPORARY = re.compile(
-    "UNAVAILABLE|DEADLINE_EXCEEDED|Too many open files|Stale file handle|Cannot allocate memory|"
-    "timed out|CURL error|libcurl code|HTTP response code:? (408|429|5)|"
+    "UNAVAILABLE|DEADLINE_EXCEEDED|Too many open files|Stale file handle|Input/output error|"
+    "Cannot allocate memory|timed out|CURL error|libcurl code|HTTP response code:? (408|429|5)|"
     "http_response_code='(408|429|5)|All [0-9]+ retry attempts failed|"
     "Could not find directory gs://"
 )
@@ -99,6 +137,7 @@ DENIED = re.compile(
     "UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|HTTP response code:? (401|403)|"
     "http_response_code='(401|403)"
 )
+EFFECTIVE = os.access in os.supports_effective_ids  # user, as of `sudo`
 TRIES = 3  # of a checkpoint on a store, whose answers may be damaged on their way
 
 
@@ -108,6 +147,15 @@ class Unreachable(UserError):
 
 class CheckpointUnavailable(Unreachable, Unavailable):
     """The disk or store does not answer."""
+
+
+def problem_of(error: Exception) -> str:
+    """What went wrong, in a few hundred letters; first what decides about its kind, which may come
+    late in a message.
+    """
+    text = one_line(error) or type(error).__name__
+    kind = DENIED.search(text[300:]) or TEMPORARY.search(text[300:])
+    return f"{kind[0]}: {text[:300]}" if kind else text[:300]
 
 
 def problem_with(path, problem: str) -> UserError:
@@ -121,7 +169,7 @@ def problem_with(path, problem: str) -> UserError:
 
 
 def unreadable(path, error: Exception) -> UserError:
-    return problem_with(path, one_line(error)[:300] or type(error).__name__)
+    return problem_with(path, problem_of(error))
 
 
 def read_meta(folder) -> dict:
@@ -163,7 +211,7 @@ def read_state_once(folder, make_abstract) -> dict:
         args = ocp.args.StandardRestore(make_abstract(meta))
         state = ocp.StandardCheckpointHandler().restore(epath.Path(folder) / "state", args=args)
     except Exception as error:  # whatever a damaged file leads to
-        problem = one_line(error)[:300] or type(error).__name__
+        problem = problem_of(error)
     problem = messages.first_problem(f"the reading of {folder}", problem)
     if problem:
         raise problem_with(folder, problem)

@@ -8,11 +8,17 @@ says what is wrong.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import itertools
 import json
 import logging
+import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 
 from etils import epath
@@ -21,7 +27,9 @@ from vit_jax import config as configs
 from vit_jax import errors
 from vit_jax.cli import objects
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
-from vit_jax.errors import Preempted, UserError, one_line
+from vit_jax.errors import NegativeResult, Preempted, UserError, one_line, printable
+
+CLEAN_UP_S = 3
 
 # --- from arguments to an exit code ---
 
@@ -30,8 +38,55 @@ class ArgumentParser(argparse.ArgumentParser):
     """Reports a wrong command line like every other error: in one line, which is the last."""
 
     def error(self, message: str):
-        print(f"error: {message}: see --help", file=sys.stderr)
+        print(f"error: {printable(one_line(message))}: see --help", file=sys.stderr)
         sys.exit(UserError.exit_code)
+
+
+def check_encoding() -> None:
+    """Raises UserError if Python would take names of files and classes for others."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":
+        raise UserError(
+            f"Python reads names of files in {encoding}, which gives classes wrong names: set "
+            "PYTHONUTF8=1, or a locale with UTF-8"
+        )
+
+
+class Interrupt:
+    """What Ctrl-C does to a command: it is an exception, for what has to be cleaned up, and ends
+    the process soon if a library swallows that.
+    """
+
+    def __init__(self, recovery: str):
+        self.line = f"error: interrupted: {recovery}"
+        self.timer = threading.Timer(CLEAN_UP_S, self.end)
+        self.timer.daemon = True
+        if signal.getsignal(signal.SIGINT) is errors.end_on_signal:
+            signal.signal(signal.SIGINT, self)
+
+    def over(self) -> None:
+        self.timer.cancel()
+        if signal.getsignal(signal.SIGINT) is self:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def __call__(self, number: int, frame) -> None:
+        if self.timer.is_alive() or is_importing(frame):
+            self.end()
+        self.timer.start()
+        raise KeyboardInterrupt
+
+    def end(self) -> None:
+        errors.say(self.line)
+        os._exit(128 + signal.SIGINT)
+
+
+def is_importing(frame) -> bool:
+    """Whether a module is being imported, where libraries show or swallow exceptions."""
+    while frame:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def run(work: Callable[[], None], debug: bool, recovery: str = "run the same command again") -> int:
@@ -41,28 +96,57 @@ def run(work: Callable[[], None], debug: bool, recovery: str = "run the same com
       recovery: what is true, and what to do, after an interruption or on a full disk.
     """
     objects.limit_retries()
+    interrupt = Interrupt(recovery)
     if not debug:  # these libraries would print what is raised to us a second time
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
+        check_encoding()
         work()
-    except Preempted:
-        return Preempted.exit_code
-    except UserError as error:
-        if debug:
+        if sys.stdout:
+            sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        ending = ending_of(error, recovery)
+        if ending is None or (debug and not isinstance(error, KeyboardInterrupt | Preempted)):
             raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"error: interrupted: {recovery}", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as error:
-        problem = errors.storage_problem(error)
-        if debug or problem is None:
-            raise
-        print(f"error: {problem}: fix it or write elsewhere; {recovery}", file=sys.stderr)
-        return UserError.exit_code
+        line, code = ending
+        if line:
+            with contextlib.suppress(OSError):  # the terminal was closed
+                print(f"error: {printable(line)}", file=sys.stderr)
+        return code
+    finally:
+        interrupt.over()
     return 0
+
+
+def ending_of(error: BaseException, recovery: str) -> tuple[str, int] | None:
+    """(line, exit code) for an error; None if it is a mistake of ours."""
+    if isinstance(error, Preempted):
+        return "", Preempted.exit_code
+    if isinstance(error, UserError):
+        return one_line(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted: {recovery}", 128 + signal.SIGINT
+    if isinstance(error, BrokenPipeError) and nobody_reads():
+        return "", 128 + signal.SIGPIPE
+    problem = errors.storage_problem(error)
+    if problem:
+        return f"{problem}: fix it or choose another path; {recovery}", UserError.exit_code
+    problem = errors.memory_problem(error)
+    if problem:
+        do = "choose a smaller model, image or batch, or a larger machine"
+        return f"{problem}: {do}; {recovery}", NegativeResult.exit_code
+    return None
+
+
+def nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader has ended, as `head` does; the rest is dropped."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    is_broken = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_broken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +172,8 @@ class Command:
         config: the loaded config, location: FILE.py[:ARG], overrides: --config.KEY=VALUE, part:
         the sub-command, json, debug, and those of the command's own.
         """
+        if isinstance(sys.stdout, io.TextIOWrapper):  # not every terminal can show every name
+            sys.stdout.reconfigure(errors="backslashreplace")
         args, overrides = self.parser().parse_known_args(argv)
         if self.config is None and overrides:
             self.parser().error(f"unrecognized arguments: {' '.join(overrides)}")
@@ -151,15 +237,37 @@ def write_json(path: str | None, result) -> None:
     if not path:
         return
     try:
-        epath.Path(path).write_text(json.dumps(result, indent=2) + "\n")
+        replace_file(epath.Path(path), json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"--json={path} can't be written ({error.strerror}): choose another file"
         ) from error
 
 
-def replace_file(path: epath.Path, text: str) -> None:
-    """Writes a file in one step: a reader sees the old text or the new one, also after a kill."""
+def name_for_damaged(path: epath.Path) -> epath.Path:
+    """damaged_NAME.EXT, or damaged_NAME_2.EXT and so on if there is one."""
+    numbers = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"damaged_{path.stem}{number}{path.suffix}") for number in numbers)
+    return next(name for name in names if not name.exists())
+
+
+def replace_file(path: epath.Path, content: str | bytes) -> None:
+    """Writes a file in one step: a reader sees the old content or the new one, also after a kill.
+
+    Text is written as UTF-8; names of files that are not UTF-8 keep their bytes.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogateescape")
+    if "://" not in str(path):
+        path = epath.Path(os.path.realpath(path))  # a link stays one
+        if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+            path.write_bytes(content)
+            return
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text)
-    fresh.replace(path)
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            fresh.unlink(missing_ok=True)
+        raise

@@ -7,7 +7,7 @@ import sys
 from etils import epath
 
 from vit_jax.cli import spool
-from vit_jax.errors import Preempted, one_line
+from vit_jax.errors import Preempted, one_line, printable
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,13 @@ def process_index() -> int | None:
     return jax.process_index() if jax.distributed.is_initialized() else None
 
 
+class Formatter(logging.Formatter):
+    def format(self, record):
+        return printable(super().format(record))
+
+
 def make_handler(handler: logging.Handler, form: str, level: int) -> logging.Handler:
-    handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
+    handler.setFormatter(Formatter(form, "%H:%M:%S"))
     handler.setLevel(level)
     return handler
 

@@ -35,6 +35,16 @@ def locate(path: str, retries: int = RETRIES):
     return bucket(root, retries), key
 
 
+def locate_any(path: str):
+    """`locate` for a path on a store or a disk."""
+    if is_object(path):
+        return locate(path)
+    import tensorstore as ts
+
+    folder, _, name = path.rpartition("/")
+    return ts.KvStore.open(dict(driver="file", path=f"{folder}/")).result(), name
+
+
 @functools.cache
 def bucket(root: str, retries: int = RETRIES):
     """The bucket of a path such as gs://BUCKET/; opening it makes no request."""

@@ -22,6 +22,9 @@ DROP = (0.0, 0.999)
 SHARE = (0.0, 1.0)
 POSITIVE = (1e-12, 1e6)
 COUNT = (1, LARGEST)
+DEPTH = (0, 4096)
+WIDTH = (0, 2**20)
+CLASSES = (0, 10**8)
 SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 
 INCEPTION = {"data.crop": ("inception",)}
@@ -73,16 +76,16 @@ RUN = dict(
 
 MODEL = together(state=True, keys=dict(
     variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16"),
-    width=key(0, "embedding width; 0: the variant's"),
-    depth=key(0, "encoder blocks; 0: the variant's"),
-    mlp_dim=key(0, "width of the MLP; 0: the variant's"),
-    num_heads=key(0, "attention heads; 0: the variant's"),
-    num_classes=key(0, "outputs of the head; 0: as many as the data set has"),
+    width=key(0, "embedding width; 0: the variant's", within=WIDTH),
+    depth=key(0, "encoder blocks; 0: the variant's", within=DEPTH),
+    mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
+    num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
+    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
     pool=key("tok", "what the head reads", {
         "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
     class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
     distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
-    registers=key(0, "further tokens that no head reads", like_weights=True),
+    registers=key(0, "further tokens that no head reads", within=WIDTH, like_weights=True),
     posemb=key("learn", "position embedding", {
         "learn": "one row per token", "learn2d": "by row and column", "relative": "by distance",
         "sincos2d": "fixed sin-cos", "none": ""}, like_weights=True),

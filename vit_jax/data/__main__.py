@@ -67,7 +67,6 @@ def add_arguments(parser, part: str) -> None:
 
 
 def work(args) -> None:
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal can't show every file name
     logging.getLogger("absl").setLevel(logging.ERROR)
     with cli.logging_to(None):
         result = importlib.import_module(MODULES[args.part]).run(args.config, args)

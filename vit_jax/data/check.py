@@ -11,16 +11,15 @@ import textwrap
 import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from vit_jax.cli.terminal import Console
 from vit_jax.data import pipeline
 from vit_jax.data.sources import catalog, index_cache, source, vtab_tasks
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, printable
 
 SHOWN = 64  # images of a contact sheet
 COLUMNS = 8
@@ -266,15 +265,16 @@ def print_reports(reports: list[dict]) -> None:
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row.values()))  # names may look like markup of Rich
+        table.add_row(*row.values())
     Console().print(table)
     for report in reports:
         if "splits" in report:
             sizes = ", ".join(f"{name} {count:,}" for name, count in report["splits"].items())
             sheet = f"; see {report['sheet']}" if "sheet" in report else ""
-            print(f"{report['use']}: {report['name']} in {report['where']}: {sizes}{sheet}")
+            text = f"{report['use']}: {report['name']} in {report['where']}: {sizes}{sheet}"
+            print(printable(text))
         elif "sheet" in report:
-            print(f"{report['use']}: {report['name']}; see {report['sheet']}")
+            print(printable(f"{report['use']}: {report['name']}; see {report['sheet']}"))
 
 
 def run(config, args) -> dict:

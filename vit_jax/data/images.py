@@ -3,6 +3,7 @@
 Called by pipeline.py on the host; flips and colour operations follow on the device (augment/).
 """
 
+import functools
 import io
 from collections.abc import Callable
 
@@ -10,9 +11,14 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from vit_jax.data import image_ops
+from vit_jax.data import gif, image_ops
+from vit_jax.distributed import runtime
 
 MAX_PIXELS = 178_956_970  # of an image; Pillow rejects larger ones as decompression bombs
+# That decoding and resizing take: up to 18 of TensorFlow's decoders, and 25 of Pillow.
+PIXEL_BYTES = 20
+MEMORY_SHARE = 0.5  # of the free memory, for images that are decoded at a time
+CAMERA_PIXELS = 25_000_000  # photos of so many are used whatever is free, at all starts alike
 SIMPLE_CROP_BORDER = 4  # pixels, of DeiT III's simple random crop (arXiv 2204.07118 section 3.3)
 
 
@@ -27,73 +33,102 @@ def piece(encoded, position: int, count: int):
     return tf.strings.substr(encoded, tf.clip_by_value(position, -length, length), count)
 
 
-def pillow_decode(encoded: bytes) -> np.ndarray:
+@functools.cache
+def memory() -> int:
+    """Bytes for images; found once, so that all pipelines of a process have the same limit."""
+    return int(MEMORY_SHARE * runtime.free_memory())
+
+
+def affordable_pixels(threads: int) -> int:
+    """Of the largest image for which each of so many threads has memory at a time."""
+    return memory() // (PIXEL_BYTES * threads)
+
+
+def most_pixels(threads: int) -> int:
+    """Of the largest image that is decoded for training or evaluation."""
+    return min(MAX_PIXELS, max(CAMERA_PIXELS, affordable_pixels(threads)))
+
+
+def too_many(most: int) -> str:
+    reason = "are allowed" if most == MAX_PIXELS else "each thread has memory for here"
+    return f"the image has too many pixels, more than the {most:,} that {reason}:"
+
+
+def decode_in_python(encoded: bytes | np.ndarray, most: int) -> np.ndarray:
+    """A GIF, BMP or WebP: see `decode`. Outside of a graph TensorFlow passes an array []."""
+    encoded = encoded if isinstance(encoded, bytes) else encoded.item()
+    if encoded[:3] == b"GIF":
+        encoded, count = gif.first_frame(encoded)
+        must_be_within(count, most)
+        return tf.io.decode_gif(encoded)[0].numpy()
     with Image.open(io.BytesIO(encoded)) as image:
+        must_be_within(image.width * image.height, most)
         return np.asarray(image.convert("RGB"))
 
 
-def number(encoded, position: int, count: int, first: str = "big"):
-    """The unsigned number in `count` bytes of a string, int64 []; missing bytes are 0.
+def must_be_within(count: int, most: int) -> None:
+    if count > most:
+        raise ValueError(f"{too_many(most)} {count}")
 
-    Args:
-      first: "big" if the most significant byte comes first, else "little".
+
+def number(encoded, position: int, count: int):
+    """The unsigned number in `count` bytes of a string, the most significant first, int64 [];
+    missing bytes are 0.
     """
     padded = tf.strings.join([piece(encoded, position, count), b"\0" * count])
     digits = tf.cast(tf.io.decode_raw(tf.strings.substr(padded, 0, count), tf.uint8), tf.int64)
-    powers = [256**i for i in range(count)]
-    if first == "big":
-        powers.reverse()
+    powers = [256**i for i in reversed(range(count))]
     return tf.reduce_sum(digits * tf.constant(powers, tf.int64))
 
 
-def check_pixels(count):
+def check_pixels(count, most: int):
     """An operation to depend on: fails for an image whose declared size would fill the memory."""
-    return image_ops.require(count <= MAX_PIXELS, "the image has too many pixels:", count)
+    return image_ops.require(count <= most, too_many(most), count)
 
 
-def jpeg_shape(encoded):
+def jpeg_shape(encoded, most: int = MAX_PIXELS):
     """(height, width, channels) of a JPEG, int32 [3]."""
     shape = tf.io.extract_jpeg_shape(encoded)
-    with tf.control_dependencies([check_pixels(tf.reduce_prod(tf.cast(shape[:2], tf.int64)))]):
+    count = tf.reduce_prod(tf.cast(shape[:2], tf.int64))
+    with tf.control_dependencies([check_pixels(count, most)]):
         return tf.identity(shape)
 
 
 def declared_pixels(encoded):
-    """The pixels that the header of a PNG, GIF or JPEG declares, int64 []; 0 for anything else."""
+    """The pixels that the header of a PNG or JPEG declares, int64 []; 0 for anything else."""
 
     def png():
         return number(encoded, 16, 4) * number(encoded, 20, 4)
-
-    def gif():
-        return number(encoded, 6, 2, "little") * number(encoded, 8, 2, "little")
 
     def jpeg():
         return tf.reduce_prod(tf.cast(jpeg_shape(encoded)[:2], tf.int64))
 
     kinds = [
         (piece(encoded, 1, 3) == b"PNG", png),
-        (piece(encoded, 0, 3) == b"GIF", gif),
         (piece(encoded, 0, 2) == b"\xff\xd8", jpeg),
     ]
     return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
 
 
-def decode(encoded):
+def decode(encoded, most: int = MAX_PIXELS):
     """Decodes JPEG, PNG, GIF, BMP or WebP, grey, with a palette or alpha -> uint8 [H, W, 3].
 
-    Of an animation, this is the first frame. Images of more than `MAX_PIXELS` are errors. Pillow
-    decodes BMP and WebP: TensorFlow 2.21 reads the palette indices of a BMP as grey values, rejects
-    a WebP with alpha, and corrupts its memory with an animated one.
+    Of an animation, this is the first frame; gif.py says why a GIF is cut after it. Images of more
+    than `most` pixels are errors. Pillow decodes BMP and WebP: TensorFlow 2.21 reads the palette
+    indices of a BMP as grey values, rejects a WebP with alpha, and corrupts its memory with an
+    animated one.
     """
-    by_pillow = (piece(encoded, 0, 2) == b"BM") | (piece(encoded, 8, 4) == b"WEBP")
+    is_gif_or_bmp = (piece(encoded, 0, 3) == b"GIF") | (piece(encoded, 0, 2) == b"BM")
+    in_python = is_gif_or_bmp | (piece(encoded, 8, 4) == b"WEBP")
+    by_python = functools.partial(decode_in_python, most=most)
 
     def by_tensorflow():
-        with tf.control_dependencies([check_pixels(declared_pixels(encoded))]):
+        with tf.control_dependencies([check_pixels(declared_pixels(encoded), most)]):
             return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
     image = tf.cond(
-        by_pillow,
-        lambda: tf.numpy_function(pillow_decode, [encoded], tf.uint8, stateful=False),
+        in_python,
+        lambda: tf.numpy_function(by_python, [encoded], tf.uint8, stateful=False),
         by_tensorflow,
     )
     return tf.ensure_shape(image, [None, None, 3])
@@ -119,15 +154,15 @@ def inception_window(shape, seed, area_min: float):
     return tf.stack([begin[0], begin[1], extent[0], extent[1]])
 
 
-def decode_box(encoded, seed, area_min: float):
+def decode_box(encoded, seed, area_min: float, most: int = MAX_PIXELS):
     """A random Inception crop of an image, uint8 [h, w, 3]; of a JPEG, only the crop is decoded."""
 
     def partial():
-        window = inception_window(jpeg_shape(encoded), seed, area_min)
+        window = inception_window(jpeg_shape(encoded, most), seed, area_min)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
     def full():
-        image = decode(encoded)
+        image = decode(encoded, most)
         y, x, h, w = tf.unstack(inception_window(tf.shape(image), seed, area_min))
         return tf.slice(image, [y, x, 0], [h, w, -1])
 
@@ -173,36 +208,39 @@ def resizing(method: str) -> dict:
     return dict(method=method, antialias=method == "bicubic")
 
 
-def train_image(data, size: int) -> Callable:
-    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.method`."""
+def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
+    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.method`; `most`:
+    pixels of the largest image.
+    """
     how = resizing(data.method)
 
     def inception(encoded, seed):
-        return image_ops.resize(decode_box(encoded, seed, data.area_min), size, **how)
+        return image_ops.resize(decode_box(encoded, seed, data.area_min, most), size, **how)
 
     def random(encoded, seed):
-        image = image_ops.resize(decode(encoded), larger(size), **how)
+        image = image_ops.resize(decode(encoded, most), larger(size), **how)
         return image_ops.random_crop(image, size, seed)
 
     def simple(encoded, seed):
-        image = image_ops.resize_small(decode(encoded), size, **how)
+        image = image_ops.resize_small(decode(encoded, most), size, **how)
         return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
     def resize(encoded, seed):
-        return image_ops.resize(decode(encoded), size, **how)
+        return image_ops.resize(decode(encoded, most), size, **how)
 
     return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
 
 
-def eval_image(data, size: int) -> Callable:
+def eval_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
     """Like `train_image`, but deterministic: the seed is not used."""
     how = resizing(data.method)
 
     def central(encoded, seed):
-        image = image_ops.resize_small(decode(encoded), round(size / data.fraction), **how)
+        side = round(size / data.fraction)
+        image = image_ops.resize_small(decode(encoded, most), side, **how)
         return image_ops.central_crop(image, size)
 
     def resize(encoded, seed):
-        return image_ops.resize(decode(encoded), size, **how)
+        return image_ops.resize(decode(encoded, most), size, **how)
 
     return central if data.crop == "central" else resize

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from vit_jax.cli.regular import NotRegular
 from vit_jax.data import image_ops, images, order
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.read_ahead import ReadAhead
 from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import LOST, Unavailable, UserError, one_line
 
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
@@ -66,6 +67,7 @@ class Pipeline:
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
     unreadable: dict[int, str] = dataclasses.field(default_factory=dict)  # id -> why
+    errors: list[UserError] = dataclasses.field(default_factory=list)  # that end the iteration
 
     @property
     def read_at_once(self) -> int:
@@ -81,18 +83,20 @@ class Pipeline:
         with self.stages.time("read", len(indices)):
             try:
                 records[:] = self.source.read(indices.tolist())
-            except UserError:  # no fault of an image
-                raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, UserError) and not isinstance(error, NotRegular):
+                    self.errors.append(error)  # no fault of an image
+                    raise
                 records[:] = [self.record_or_empty(i) for i in indices.tolist()]
         return records
 
     def record_or_empty(self, i: int) -> bytes:
         try:
             return self.source.read([i])[0]
-        except UserError:
-            raise
         except Exception as error:
+            if getattr(error, "errno", None):  # of the file system, which says nothing of the image
+                self.errors.append(file_error(self.source.describe(i), error))
+                raise self.errors[-1] from error
             self.unreadable[i] = f"{type(error).__name__}: {one_line(error)}"
             return b""
 
@@ -173,7 +177,7 @@ class Pipeline:
         """The batches of `dataset` in numpy.
 
         Raises:
-          StoreError: a store can't be read.
+          UserError: files can't be read.
           tf.errors.OpError: an example fails, without `skip_failures`.
         """
         ahead = None
@@ -182,6 +186,8 @@ class Pipeline:
         try:
             yield from self.dataset(start, steps, skip_failures, ahead).as_numpy_iterator()
         except tf.errors.OpError:
+            if self.errors:
+                raise self.errors[0] from None
             if ahead and ahead.error:
                 raise ahead.error from None
             raise
@@ -207,15 +213,19 @@ class Pipeline:
         return step, []
 
     def record_skipped(self, step: int, batch: dict) -> None:
-        """Logs and lists the examples of a batch that failed, each once."""
-        if batch["mask"].all():
-            return
-        for row in np.flatnonzero(self.failed(step, batch)):
+        """Logs and lists the examples of a batch that failed, each once.
+
+        Raises:
+          UserError: too many failed.
+        """
+        failed = () if batch["mask"].all() else np.flatnonzero(self.failed(step, batch))
+        for row in failed:
             index = int(batch["id"][row])
             if index not in self.skipped:
                 item = dict(index=batch["id"][row], seed=batch["seed"][row], mask=np.float32(1))
                 why = self.unreadable.get(index) or self.failure_reason(item)
                 self.skipped.add(index, self.source.describe(index), why)
+        self.skipped.count(self.rows, len(failed))
 
     def failure_reason(self, item: dict) -> str:
         try:
@@ -228,8 +238,8 @@ class Pipeline:
         """Yields numpy batches from step `start` on.
 
         Raises:
-          UserError: an example fails and `on_corrupt` is "error"; it names the example.
-          StoreError: a store can't be read.
+          UserError: an example fails and `on_corrupt` is "error"; it names the example. Or files
+            can't be read.
         """
         iterator = self.arrays(start, self.steps, self.on_corrupt == "skip")
         for step in range(start, self.steps):
@@ -250,6 +260,15 @@ class Pipeline:
             yield batch
 
 
+def file_error(name: str, error: OSError) -> UserError:
+    """That a disk does not give a file, whatever is in it."""
+    kind = Unavailable if error.errno in LOST else UserError
+    return kind(
+        f"{name} can't be read ({one_line(error)}): this is no damaged image, so it is not "
+        "skipped; check the disk and who may read it, and run the same command again"
+    )
+
+
 def short_reason(error: Exception) -> str:
     """TensorFlow's message, without the places in its graph."""
     text = re.sub(r"\{\{[^}]*\}\}|\[\[.*", "", one_line(error)).split(" Traceback ")[0]
@@ -268,15 +287,16 @@ def train_pipeline(
 ) -> Pipeline:
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
+    threads = data.threads or cores()
     return Pipeline(
         source=source,
         items=order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats),
-        image=images.train_image(data, config.image_size),
+        image=images.train_image(data, config.image_size, images.most_pixels(threads)),
         size=config.image_size,
         rows=len(rows),
         steps=total_steps,
         on_corrupt=data.on_corrupt,
-        threads=data.threads or cores(),
+        threads=threads,
         left_out=left_out or LeftOut(),
     )
 
@@ -291,13 +311,14 @@ def eval_pipeline(
     threads: int = 0,
 ) -> Pipeline:
     """Every example of a split once, in order."""
+    threads = threads or cores()
     return Pipeline(
         source=source,
         items=order.eval_items(len(source), batch_size, rows),
-        image=images.eval_image(data, image_size),
+        image=images.eval_image(data, image_size, images.most_pixels(threads)),
         size=image_size,
         rows=len(rows),
         steps=-(-len(source) // batch_size),
         on_corrupt=on_corrupt,
-        threads=threads or cores(),
+        threads=threads,
     )

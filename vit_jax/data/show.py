@@ -13,7 +13,7 @@ from vit_jax.data import images, order
 from vit_jax.data.augment.batch import FLIP, flips, keys
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import open as sources
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, printable
 
 LAST_STEP = 2**31 - 1
 
@@ -108,6 +108,6 @@ def run(config, args) -> dict:
     columns = (result[name] for name in ("ids", "seeds", "crop", "flip", "names"))
     for index, seed, crop, flip, name in zip(*columns, strict=True):
         flip = "flip" if flip else ""
-        what = name if crop else f"{name}: can't be read"
+        what = printable(name) if crop else f"{printable(name)}: can't be read"
         print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {flip:4} {what}")
     return result

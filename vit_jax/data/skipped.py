@@ -2,15 +2,18 @@
 log, and listed in a file.
 """
 
+import collections
 import json
 import logging
 
 import jax
 
 from vit_jax.cli.spool import Files
-from vit_jax.errors import one_line
+from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
+
+RECENT = 1_000  # examples; if more than half of so many are skipped, something else is wrong
 
 
 class Skipped(dict):
@@ -20,6 +23,29 @@ class Skipped(dict):
         super().__init__()
         self.path = None
         self.use = ""
+        self.recent = collections.deque()  # (examples, those skipped) of the latest batches
+        self.sums = [0, 0]  # of the same
+
+    def count(self, examples: int, skipped: int) -> None:
+        """Counts a batch.
+
+        Raises:
+          UserError: of the last RECENT examples or more, more than half were skipped.
+        """
+        self.recent.append((examples, skipped))
+        self.sums[0] += examples
+        self.sums[1] += skipped
+        while self.sums[0] - self.recent[0][0] >= RECENT:
+            oldest = self.recent.popleft()
+            self.sums[0] -= oldest[0]
+            self.sums[1] -= oldest[1]
+        if self.sums[0] >= RECENT and 2 * self.sums[1] > self.sums[0]:
+            latest, reason = next(reversed(self.items()))
+            raise UserError(
+                f"{self.sums[1]:,} of the last {self.sums[0]:,} examples can't be used, such as "
+                f"that with id {latest} ({reason}): look at the data with vit_jax.data check; "
+                "saved checkpoints are intact"
+            )
 
     def list_in(self, files: Files, use: str) -> None:
         """Lists them in skipped.jsonl of a workdir; processes other than the leader write
@@ -33,7 +59,7 @@ class Skipped(dict):
         self.use = use
         if not self.path.exists():
             return
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_bytes().decode(errors="replace").splitlines():
             try:
                 entry = json.loads(line)
                 if entry["use"] == use:

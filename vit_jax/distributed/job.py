@@ -1,8 +1,10 @@
 """Which job this process belongs to: by VIT_JAX_* variables, or by the cluster that JAX detects."""
 
 import dataclasses
+import ipaddress
 import os
 import re
+import socket
 
 from vit_jax.errors import UserError
 
@@ -11,6 +13,7 @@ COUNT = "VIT_JAX_NUM_PROCESSES"
 INDEX = "VIT_JAX_PROCESS_ID"
 VARIABLES = (COORDINATOR, COUNT, INDEX)
 START_TIMEOUT = "VIT_JAX_START_TIMEOUT"
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 # Since 0.8.1 JAX's coordinator listens on 8482 on TPUs, which Google Cloud's automatic firewall
 # rule for TPU VMs does not open; it opens 8470, 8471, 8474, 8476 and 11211
@@ -56,13 +59,54 @@ def explicit() -> Job | None:
             f"{INDEX}={index} is not below {COUNT}={count} in the environment: correct them"
         )
     address = values[COORDINATOR]
-    if not re.fullmatch(r".+:\d{1,5}", address):
-        raise UserError(
-            f"{COORDINATOR}={address} in the environment is not HOST:PORT: give host and port of "
-            "process 0"
-        )
+    check_address(COORDINATOR, address)
     check_multislice()
     return Job(address, count, index, hint=multislice_hint())
+
+
+def check_address(name: str, address: str) -> None:
+    if not re.fullmatch(r".+:\d{1,5}", address):
+        raise UserError(
+            f"{name}={address} in the environment is not HOST:PORT: give host and port of process 0"
+        )
+
+
+def bind_address(address: str) -> str:
+    """Where process 0 listens: at its own address alone if that is one of this machine, because
+    whoever can connect can stop the job; else on all interfaces.
+    """
+    if os.environ.get(BIND):
+        check_address(BIND, os.environ[BIND])
+        return os.environ[BIND]
+    host, port = address.rsplit(":", 1)
+    found = own_address(host.strip("[]")) or "::"
+    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+
+
+def own_address(host: str) -> str | None:
+    """The address of this machine that all machines mean by `host`; None if that is not certain."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    addresses = sorted({info[4][0] for info in infos})
+    # A machine's own name is often 127.0.1.1 to itself, and may stand for several networks, not all
+    # of which reach the others.
+    is_loopback = ipaddress.ip_address(addresses[0].split("%")[0]).is_loopback
+    if host not in ("localhost", *addresses) and (len(addresses) > 1 or is_loopback):
+        return None
+    return next(filter(is_ours, addresses), None)
+
+
+def is_ours(address: str) -> bool:
+    """Whether a numeric address is one of this machine, not that of a router or load balancer."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def detect(seconds: int) -> Job | None:

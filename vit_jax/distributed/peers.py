@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from vit_jax.errors import printable
+
 log = logging.getLogger(__name__)
 project = logging.getLogger("vit_jax")
 
@@ -43,7 +45,7 @@ def say(line: str) -> None:
     if project.handlers:
         log.warning("%s", line)
     else:
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=sys.stderr, flush=True)
 
 
 def names(indices) -> str:

@@ -71,6 +71,8 @@ def join(job: Job, seconds: float) -> None:
     wait.
     """
     arguments = dict(coordinator_address=job.address, num_processes=job.count, process_id=job.index)
+    if job.index == 0:
+        arguments["coordinator_bind_address"] = jobs.bind_address(job.address)
     if not job.detected:
         arguments["cluster_detection_method"] = "deactivate"
 

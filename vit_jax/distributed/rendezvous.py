@@ -14,8 +14,15 @@ import threading
 import time
 
 from vit_jax.distributed import peers
-from vit_jax.distributed.job import COORDINATOR, COUNT, INDEX, START_TIMEOUT, Job
-from vit_jax.errors import UserError
+from vit_jax.distributed.job import (
+    COORDINATOR,
+    COUNT,
+    INDEX,
+    START_TIMEOUT,
+    Job,
+    bind_address,
+)
+from vit_jax.errors import UserError, printable
 
 RETRY_S = 0.5
 CONNECT_S = 5
@@ -24,6 +31,10 @@ NEWS_S = 5  # between two messages to a process that waits
 SILENCE_S = 30  # after which process 0 counts as lost
 NAMED = 4  # hosts in a line
 FAREWELL_S = 5  # for the last message to each process
+STRANGERS = 64  # connections at a time that have not said who they are
+HELLO_SIZE = 1000  # bytes
+NEWS_SIZE = 2**20
+LARGEST = 10**9  # number of a process
 
 
 def meet(job: Job, seconds: int) -> None:
@@ -58,6 +69,8 @@ class Leader:
         self.hosts = {0: socket.gethostname()}  # of the processes that are here
         self.refused = ""
         self.gave_up = False
+        self.is_over = False
+        self.strangers: dict[socket.socket, None] = {}  # from the oldest to the newest
         self.talks: list[threading.Thread] = []
         self.changed = threading.Condition()
         self.listener: socket.socket | None = None
@@ -73,12 +86,15 @@ class Leader:
                 lambda: not self.missing(), deadline - time.monotonic()
             )
             self.gave_up = not complete
-        with contextlib.suppress(OSError):  # wakes `accept`, which would keep the port
-            self.listener.shutdown(socket.SHUT_RDWR)
+            self.is_over = True
+            waiting = [self.listener, *self.strangers]
+            talks = self.talks
+        for each in waiting:  # `accept` would keep the port
+            wake(each)
         self.listener.close()
         if complete:
             last = time.monotonic() + FAREWELL_S
-            for talk in self.talks:
+            for talk in talks:
                 talk.join(max(last - time.monotonic(), 0))
         return complete
 
@@ -103,19 +119,35 @@ class Leader:
         while True:
             try:
                 connection, _ = self.listener.accept()
-            except OSError:  # closed
-                return
-            talk = threading.Thread(target=self.talk, args=(connection,), daemon=True)
-            self.talks.append(talk)
+            except OSError:  # closed, or too many files are open for now
+                if self.is_over:
+                    return
+                time.sleep(RETRY_S)
+                continue
+            self.welcome(connection)
+
+    def welcome(self, connection: socket.socket) -> None:
+        """Begins to talk to a stranger, for whom the oldest one has to go if there are too many."""
+        talk = threading.Thread(target=self.talk, args=(connection,), daemon=True)
+        with self.changed:
+            self.strangers[connection] = None
             talk.start()
+            self.talks = [*filter(threading.Thread.is_alive, self.talks), talk]
+            if len(self.strangers) > max(self.job.count, STRANGERS):
+                oldest = next(iter(self.strangers))
+                del self.strangers[oldest]
+                wake(oldest)
 
     def talk(self, connection: socket.socket) -> None:
         """Counts a process as here until it goes away or all have come."""
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with connection, contextlib.suppress(OSError, ValueError):
+            try:
+                index, count, host = read_hello(connection)
+            finally:
+                with self.changed:
+                    self.strangers.pop(connection, None)
             connection.settimeout(CONNECT_S)
-            hello = json.loads(connection.makefile().readline(1000))
-            index = hello["index"]
-            problem = self.admit(index, hello["count"], hello["host"])
+            problem = self.admit(index, count, host)
             if problem:
                 return send(connection, **problem)
             try:
@@ -181,7 +213,6 @@ class Follower:
         while time.monotonic() < deadline:
             try:
                 with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as line:
-                    line.settimeout(min(SILENCE_S, max(deadline - time.monotonic(), 0.1)))
                     if self.listen(line, deadline):
                         return True
             except (OSError, OverflowError) as error:
@@ -193,17 +224,17 @@ class Follower:
         """Whether process 0 says that all are here, before the connection or the time ends."""
         self.problem = "what listens there does not answer as process 0 does"
         send(line, index=self.job.index, count=self.job.count, host=socket.gethostname())
-        # Silence, a reset, or another language.
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            for text in line.makefile():
-                news = json.loads(text)
+        lines = Lines(line, NEWS_SIZE)
+        with contextlib.suppress(OSError, ValueError):  # silence, a reset, or another language
+            while True:
+                news = lines.read(min(SILENCE_S, deadline - time.monotonic()))
                 if "conflict" in news:
                     raise UserError(
                         f"process {self.job.index} was started as one of {self.job.count}, but "
-                        f"{news['conflict']}: give all processes the same {COUNT}"
+                        f"{shown(news['conflict'])}: give all processes the same {COUNT}"
                     )
-                self.problem = news.get("problem")
-                self.missing = news.get("missing", [])
+                self.missing = numbers(news.get("missing", []))
+                self.problem = shown(news["problem"]) if "problem" in news else None
                 if self.problem is None and not self.missing:
                     return True
                 if time.monotonic() > deadline:
@@ -232,23 +263,82 @@ class Follower:
         )
 
 
+class Lines:
+    """Lines of JSON from a connection to whoever is there, which may be any program."""
+
+    def __init__(self, connection: socket.socket, size: int):
+        """`size`: the most bytes that wait for the end of a line."""
+        self.connection = connection
+        self.size = size
+        self.rest = b""
+
+    def read(self, seconds: float) -> dict:
+        """The object in the next line; ValueError for anything else, OSError if no line comes."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.rest:
+            if len(self.rest) > self.size:
+                raise ValueError("the line is too long")
+            self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            part = self.connection.recv(4096)
+            if not part:
+                raise ConnectionError("the connection ended")
+            self.rest += part
+        line, _, self.rest = self.rest.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except RecursionError:
+            raise ValueError("the line is nested too deeply") from None
+        if not isinstance(message, dict):
+            raise ValueError("the line is not an object")
+        return message
+
+
+def read_hello(connection: socket.socket) -> tuple[int, int, str]:
+    """(index, count, host) of a process that comes; ValueError if it is none."""
+    hello = Lines(connection, HELLO_SIZE).read(CONNECT_S)
+    index, count = numbers([hello.get("index"), hello.get("count")])
+    if not index < count:
+        raise ValueError("no job has such a process")
+    return index, count, shown(hello.get("host"))
+
+
+def numbers(values) -> list[int]:
+    """A list of numbers of processes; ValueError for anything else."""
+    if not isinstance(values, list) or not all(type(each) is int for each in values):
+        raise ValueError("these are not whole numbers")
+    if any(not 0 <= each < LARGEST for each in values):
+        raise ValueError("there are no such processes")
+    return values
+
+
+def shown(text) -> str:
+    """What another program says, for a line of ours; ValueError if it is no text."""
+    if not isinstance(text, str):
+        raise ValueError("this is not text")
+    return printable(" ".join(text.split()))[:200]
+
+
+def wake(connection: socket.socket) -> None:
+    """Ends what a thread waits for at a socket."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def send(connection: socket.socket, **message) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def server(job: Job) -> socket.socket:
     """Listens where JAX's coordinator will."""
-    port = job.address.rsplit(":", 1)[1]
-    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
-    host, port = bind.rsplit(":", 1)
-    backlog = max(job.count, 128)
-    if host != "[::]":
-        return socket.create_server((host.strip("[]"), int(port)), backlog=backlog)
-    if not socket.has_dualstack_ipv6():
-        return socket.create_server(("", int(port)), backlog=backlog)
-    return socket.create_server(
-        ("", int(port)), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-    )
+    host, port = bind_address(job.address).rsplit(":", 1)
+    options = dict(backlog=max(job.count, 128))
+    if host == "[::]" and socket.has_dualstack_ipv6():
+        options |= dict(family=socket.AF_INET6, dualstack_ipv6=True)
+    elif host == "[::]":
+        host = ""
+    elif host.startswith("["):
+        options |= dict(family=socket.AF_INET6)
+    return socket.create_server((host.strip("[]"), int(port)), **options)
 
 
 def connection_problem(error: Exception, host: str) -> str:

@@ -38,19 +38,13 @@ class Wait:
         self.begun = time.monotonic()
         self.begun_at = time.strftime("%H:%M:%S")
         self.speaks_after = SPEAK_S
-        self.has_acknowledged = False
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.begun
 
-    def speak(self, stop_requested: bool) -> None:
-        """Logs a wait that has become long, and that a request to stop was heard; call it from
-        another thread, every few seconds.
-        """
-        if stop_requested and not self.has_acknowledged:
-            self.has_acknowledged = True
-            log.warning("SIGTERM received while waiting for %s: the run then stops", self.what)
+    def speak(self) -> None:
+        """Logs a wait that has become long; call it from another thread, every few seconds."""
         if self.seconds < self.speaks_after:
             return
         self.speaks_after = 2 * self.seconds
@@ -74,7 +68,6 @@ class Ongoing:
     """What this process waits for."""
 
     current: Wait | None = None  # of the main thread
-    stop_requested = False  # by SIGTERM
     was_abandoned = False  # a thread still waits, which could abort the end of the interpreter
 
     @contextlib.contextmanager

@@ -15,10 +15,11 @@ import jax
 from jax._src.distributed import global_state  # no public API exposes the key-value store
 
 from vit_jax import cli, errors
+from vit_jax.cli import lock
 from vit_jax.distributed import messages, processes
 from vit_jax.distributed.messages import is_multiprocess
 from vit_jax.distributed.waits import STALL_TIMEOUT, ongoing, stall_timeout
-from vit_jax.errors import Unavailable, UserError, one_line
+from vit_jax.errors import Unavailable, UserError, one_line, printable
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def failure_of(error: BaseException) -> dict:
     return dict(
         process=global_state.process_id,
         code=getattr(error, "exit_code", code),
-        error=one_line(error)[:1000] or type(error).__name__,
+        error=printable(one_line(error))[:1000] or type(error).__name__,
     )
 
 
@@ -165,7 +166,7 @@ def read_failure() -> dict | None:
 def log_failure(failure: dict) -> int:
     """Says on stderr and in the log which process failed; returns its exit code."""
     line = f"process {failure['process']} of the job stopped: {failure['error']}"
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {printable(line)}", file=sys.stderr)
     if log.hasHandlers():
         log.error(line, extra=dict(file_only=True))
     return failure["code"]
@@ -214,11 +215,11 @@ def speak_of_waits(over: threading.Event) -> None:
         wait = ongoing.current
         if wait is None:
             continue
-        wait.speak(ongoing.stop_requested)
+        wait.speak()
         if wait.seconds > stall_timeout() + GRACE_S:
             error = wait.too_long()
             report_failure(error)
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(one_line(error))}", file=sys.stderr)
             exit_now(error.exit_code)
 
 
@@ -285,6 +286,7 @@ def exit_now(code: int) -> None:
     messages.joined.clear()  # the watching thread ends, and no further failure is logged
     if is_leader:
         time.sleep(LINGER_S)
+    lock.release_all()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

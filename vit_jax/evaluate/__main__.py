@@ -12,7 +12,7 @@ import sys
 
 import jax
 
-from vit_jax import cli
+from vit_jax import cli, errors
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preflight, runtime, sharding, watchdog
@@ -57,14 +57,14 @@ def evaluate(config) -> dict[str, float]:
         scalars = suite.run(opened, suite.make_steps(config, model), params, lambda name: True)
     for name, value in scalars.items():
         if not math.isfinite(value):
-            raise NegativeResult(f"{name} of {config.init_from} is not finite: check the weights")
+            raise NegativeResult(f"{name} of {weights.path} is not finite: check the weights")
     return scalars
 
 
 def work(args) -> None:
     runtime.start()
     # In a job of several processes JAX would keep the signal for a save.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    errors.end_on_signals(signal.SIGTERM)
     with cli.logging_to(None):
         preflight.check(dict(configs.flatten(args.config)))
         scalars = evaluate(args.config)

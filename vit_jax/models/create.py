@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.models import bit, mixer, variants, vit
 from vit_jax.models.classifier import Classifier
@@ -13,6 +14,11 @@ from vit_jax.models.classifier import Classifier
 ARCHITECTURES = {
     model.architecture: model for model in (vit.VisionTransformer, mixer.MlpMixer, bit.ResNet)
 }
+
+# Sizes that no model has are mistakes, which would take for ever to build.
+LARGEST = {name: configs.MODEL[name].within[1] for name in ("depth", "num_classes")}
+LARGEST |= dict.fromkeys(("units", "stem_units"), LARGEST["depth"])
+LARGEST_SIZE = configs.MODEL["width"].within[1]  # of all others
 
 PAIRS = ("image_size", "patch_size")
 DTYPES = ("dtype", "softmax_dtype")
@@ -34,6 +40,14 @@ def as_dtype(name: str, value) -> jnp.dtype:
         return jnp.dtype(value)
     except TypeError:
         raise UserError(f"model {name} {value!r} is unknown: use float32 or bfloat16") from None
+
+
+def check_size(name: str, value) -> None:
+    """Raises UserError for a field, a number or a tuple, that is larger than in any model."""
+    most = LARGEST.get(name, LARGEST_SIZE)
+    for size in value if isinstance(value, tuple) else (value,):
+        if isinstance(size, int | np.integer) and size > most:
+            raise UserError(f"model {name}={size} is more than {most:,}: correct it")
 
 
 def field_names(architecture: str) -> set[str]:
@@ -75,6 +89,7 @@ def create(
             fields[name] = pair(value)
         if name in DTYPES:
             fields[name] = as_dtype(name, value)
+        check_size(name, fields[name])
     if fields.get("pre_logits") is True:
         fields["pre_logits"] = fields.get("width", vit.VisionTransformer.width)
     model = ARCHITECTURES[architecture](**fields)

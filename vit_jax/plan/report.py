@@ -1,7 +1,8 @@
 """Prints a plan as text."""
 
-from rich.console import Console
 from rich.table import Table
+
+from vit_jax.cli.terminal import Console
 
 UNSEEN = (
     "These are estimates by the TPU compiler and a model of the network, not measurements: nothing "

@@ -4,7 +4,7 @@ import sys
 
 import jax
 
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, printable
 from vit_jax.plan import compilation, figures, report, search
 from vit_jax.train.experiment import Experiment
 
@@ -34,5 +34,5 @@ def run(args, limit_gib: float) -> dict:
     for settings, candidate in search.candidates(experiment, limit_gib)[: args.max_compiles]:
         tried.append(attempt(experiment, settings, candidate, args, limit_gib))
         outcome = report.outcome(search.summary(tried[-1]))
-        print(f"{len(tried)}: {outcome}", file=sys.stderr, flush=True)
+        print(f"{len(tried)}: {printable(outcome)}", file=sys.stderr, flush=True)
     return search.best(tried)

@@ -6,7 +6,7 @@ python -m vit_jax.train --config=FILE.py[:ARG] --workdir=DIR [--config.KEY=VALUE
 import sys
 
 from vit_jax import cli
-from vit_jax.distributed import runtime, watchdog
+from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import UserError
 from vit_jax.train import goodput, loop, summary, workdir
 from vit_jax.train.experiment import Experiment
@@ -23,6 +23,7 @@ def add_arguments(parser, part: str) -> None:
         action="store_true",
         help="print parameters, FLOPs, shardings and schedule, and stop",
     )
+    workdir.add_arguments(parser)
 
 
 def work(args) -> None:
@@ -33,7 +34,12 @@ def work(args) -> None:
     with goodput.stopwatch.spending("waiting"):
         runtime.start()
     folder = workdir.make(args.workdir)
-    with cli.logging_to(folder, args.config.flush_every_s) as files:
+    with (
+        preemption.signals.listening(lambda: workdir.continuation(folder)),
+        cli.logging_to(None),
+        workdir.held(folder, args.take_over),
+        cli.logging_to(folder, args.config.flush_every_s) as files,
+    ):
         loop.train(args.config, folder, files)
 
 

@@ -1,10 +1,10 @@
 """What a run shows on the terminal: a progress bar, and how it went."""
 
+import contextlib
 import logging
 import re
 
 import jax
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.table import Table
 
 from vit_jax.cli.spool import Files
+from vit_jax.cli.terminal import Console
 from vit_jax.train import goodput, metrics
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ class ProgressBar:
         return self
 
     def __exit__(self, *error) -> None:
-        self.bar.stop()
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self.bar.stop()
 
 
 def evaluations(files: Files) -> list[tuple[str, str]]:

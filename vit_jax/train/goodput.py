@@ -182,9 +182,7 @@ def parse(text: str) -> list[dict]:
 
 
 def set_aside(path: epath.Path, problem: str) -> None:
-    """Renames a damaged goodput.json to goodput_damaged_1.json, or the next number."""
-    names = (path.with_name(f"{path.stem}_damaged_{n}.json") for n in itertools.count(1))
-    free = next(name for name in names if not name.exists())
+    free = cli.name_for_damaged(path)
     path.rename(free)
     log.warning(
         "%s is damaged (%s), and now called %s: time is counted afresh", path, problem, free.name

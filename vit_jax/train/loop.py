@@ -42,6 +42,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
+    states.check_fits(experiment.abstract_state)
     timer = make_timer(experiment)
 
     with contextlib.ExitStack() as stack:
@@ -75,7 +76,9 @@ def train(config, folder: epath.Path, files: Files) -> None:
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             guard=make_guard(experiment, source, folder, spikes.left_out),
             spikes=spikes,
-            request=preemption.SaveRequest(),
+            request=stack.enter_context(
+                preemption.SaveRequest(lambda: workdir.continuation(folder))
+            ),
         )
         loop.run(done, state)
 
@@ -160,7 +163,7 @@ class Loop:
         """Trains on after `done` updates, and says how it went.
 
         Raises:
-          Preempted: SIGTERM came, and the state is saved.
+          Preempted: it was asked to stop, and the state is saved.
           NegativeResult: the run can't go on.
         """
         log.info("training from step %d", done)
@@ -170,7 +173,9 @@ class Loop:
                 number, state, step_metrics = self.updates(*self.go_back())
         console.show_summary(self.files, self.timer.totals(), self.account.totals())
         if number < self.total_steps:
-            log.info("stopped by SIGTERM at step %d: saved, the same command continues", number)
+            what = "saved, the same command continues" if number else "there was nothing to save"
+            name = preemption.signals.requested or "SIGTERM"
+            log.info("stopped by %s at step %d: %s", name, number, what)
             raise Preempted
         self.check_end(number, state, step_metrics)
         log.info("done: %d steps, results in %s", self.total_steps, self.folder)
@@ -293,6 +298,7 @@ class Loop:
         """
         watchdog.progress.mark(f"the save of step {number}")
         self.check(number, step_metrics)
+        run_data.check_unchanged(self.pipeline.source)
         if not states.is_finite(state):
             raise NegativeResult(
                 f"the state after step {number} is not finite, although loss and gradients were: "

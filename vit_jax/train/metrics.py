@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax.cli import regular
 from vit_jax.cli.spool import Files
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import one_line, storage_problem
@@ -18,26 +19,55 @@ from vit_jax.errors import one_line, storage_problem
 log = logging.getLogger(__name__)
 
 
-def read_lines(path: epath.Path) -> list[dict]:
-    """The complete lines of a metrics.jsonl; after a kill while writing the last may be half."""
-    lines = []
-    for text in path.read_bytes().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            break
-        if not isinstance(line, dict) or "step" not in line:
-            break
-        lines.append(line)
-    return lines
+def parse(text: str) -> dict[str, float] | None:
+    """A line of a metrics.jsonl; None if it is not whole."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        return None
+    return line if all(isinstance(value, int | float) for value in line.values()) else None
+
+
+def split(path: epath.Path) -> list[str]:
+    with regular.open_file(path) as file:
+        content = file.read()
+    return content.decode(errors="replace").removesuffix("\n").split("\n")
+
+
+def read_lines(path: epath.Path) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl that are whole."""
+    return [line for line in map(parse, split(path)) if line is not None]
 
 
 def rewind(path: epath.Path, step: int) -> None:
-    """Drops a half line and the lines after `step`, so that a resumed run writes each step once."""
+    """Drops the lines after `step`, so that a resumed run writes each step once.
+
+    After a kill while writing, the last line may be half. If others are not whole, the file is kept
+    under another name before they are dropped.
+    """
     if not path.exists():
         return
-    lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-    cli.replace_file(path, "".join(lines))
+    texts = split(path)
+    lines = [parse(text) for text in texts]
+    damaged = [number for number, line in enumerate(lines[:-1], 1) if line is None]
+    if damaged:
+        copy = cli.name_for_damaged(path)
+        path.copy(copy)
+        log.warning(
+            "%s: line %d%s can't be read and is dropped: the whole file is kept as %s",
+            path,
+            damaged[0],
+            f", as {len(damaged) - 1} others," if damaged[1:] else "",
+            copy.name,
+        )
+    kept = [
+        text + "\n"
+        for text, line in zip(texts, lines, strict=True)
+        if line is not None and line["step"] <= step
+    ]
+    cli.replace_file(path, "".join(kept))
 
 
 def fetch(step_metrics: dict) -> dict[str, float]:

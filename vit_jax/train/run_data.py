@@ -10,6 +10,7 @@ from vit_jax.cli.spool import Files
 from vit_jax.data.left_out import LeftOut
 from vit_jax.distributed import sharding
 from vit_jax.distributed.waits import waiting
+from vit_jax.errors import UserError
 from vit_jax.evaluate import suite
 from vit_jax.train.experiment import Experiment
 
@@ -38,6 +39,19 @@ def open_pipeline(experiment: Experiment, source, files: Files, left_out: LeftOu
     host = pipeline.train_pipeline(config, source, rows, experiment.total_steps, left_out)
     host.skipped.list_in(files, "train")
     return host
+
+
+def check_unchanged(source) -> None:
+    """Raises UserError if a file has changed since its records were counted: others may be at their
+    places, with other labels.
+    """
+    path = source.changed_file()
+    if path:
+        raise UserError(
+            f"{path} was changed while the run reads it: the steps since the last checkpoint may "
+            "have seen wrong labels, and are not saved; restore the file, and run the same command "
+            "again"
+        )
 
 
 def device_batches(experiment: Experiment, pipeline, done: int) -> Iterator[dict]:

@@ -5,13 +5,14 @@ it starts.
 import dataclasses
 import functools
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
-from vit_jax.distributed import sharding
+from vit_jax.distributed import hardware, runtime, sharding
 from vit_jax.errors import UserError
 from vit_jax.train import step, workdir
 from vit_jax.weights import adapt, scan_layout
@@ -43,6 +44,21 @@ def abstract_state(config, model, tx, mesh) -> step.TrainState:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place
     )
+
+
+def local_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    """Of the shards on the devices of this process."""
+    shard = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shard) * leaf.dtype.itemsize * len(leaf.sharding.addressable_devices)
+
+
+def check_fits(abstract) -> None:
+    """Raises UserError if a state needs more memory than is free; other devices than CPUs find that
+    themselves.
+    """
+    if hardware.is_cpu():
+        size = sum(map(local_bytes, jax.tree.leaves(abstract)))
+        runtime.check_fits(size, "the state of this run", runtime.SMALLER)
 
 
 def shardings(abstract):

@@ -54,7 +54,8 @@ def ema_update(ema_params, params, decay: float, step):
 
 
 def make_loss_and_grads(apply_fn: Callable, loss_fn: Callable, accum_steps: int) -> Callable:
-    """f(params, batch, key) -> (mean loss of the examples that count, its gradient).
+    """f(params, batch, key) -> (mean loss of the examples that count, its gradient), NaN if none
+    counts, so that the update is skipped.
 
     With `accum_steps` microbatches, the sum of their parts is that of the whole batch.
     """
@@ -64,7 +65,7 @@ def make_loss_and_grads(apply_fn: Callable, loss_fn: Callable, accum_steps: int)
         return jnp.sum(loss_fn(logits, batch["label"]) * batch["mask"]) / count
 
     def loss_and_grads(params, batch, key):
-        count = jnp.maximum(batch["mask"].sum(), 1.0)
+        count = batch["mask"].sum()
         value_and_grad = jax.value_and_grad(microbatch_loss)
         if accum_steps == 1:
             return value_and_grad(params, batch, key, count)

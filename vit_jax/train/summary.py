@@ -4,6 +4,7 @@ import jax
 
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
+from vit_jax.errors import printable
 from vit_jax.weights import adapt, scan_layout
 
 
@@ -90,4 +91,4 @@ def show(experiment) -> None:
     """Prints what a run would be, with the parameters of each layer apart."""
     params = adapt.abstract_params(experiment.model.with_scan(False))
     lines = head(experiment, params) + sharding_lines(params, experiment.mesh)
-    print("\n".join(lines))
+    print(printable("\n".join(lines)))

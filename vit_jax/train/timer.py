@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.errors import UserError
+
 
 def timed(function: Callable, *args) -> tuple[Any, float]:
     """Calls `function` and returns its result and the seconds that the call took."""
@@ -173,6 +175,8 @@ class ProfilerWindow:
         self.first = first_step
         self.last = first_step + num_steps
         self.running = False
+        if num_steps and folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file, and a profile needs a folder there: rename it")
 
     def before_step(self, step: int) -> None:
         """`step`: the update about to be done, counted from 1."""

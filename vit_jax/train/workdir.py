@@ -1,8 +1,9 @@
 """The folder of a run: it can be written, and it belongs to one config."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 from etils import epath
@@ -10,26 +11,58 @@ from etils import epath
 from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
-from vit_jax.cli import objects
-from vit_jax.distributed import versions
+from vit_jax.cli import lock, objects, regular
+from vit_jax.distributed import messages, versions
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem
 
 
+def add_arguments(parser) -> None:
+    """The flag that `held` takes."""
+    parser.add_argument(
+        "--take_over",
+        action="store_true",
+        help="use the workdir even if another run, which must be dead, seems to use it",
+    )
+
+
+@contextlib.contextmanager
+def held(workdir: epath.Path, take_over: bool = False) -> Iterator[None]:
+    """Keeps other runs out of a workdir; process 0 does it for all.
+
+    Raises:
+      UserError: on all processes, if another run that lives is there.
+    """
+    with contextlib.ExitStack() as stack:
+        problem = None
+        try:
+            if jax.process_index() == 0:
+                with waiting(f"{workdir} to be free"):
+                    stack.enter_context(lock.held(workdir, take_over))
+        except UserError as error:
+            problem = str(error)
+        problem = messages.first_problem(f"the use of {workdir}", problem)
+        if problem:
+            raise UserError(problem)
+        yield
+
+
 def make(path: str) -> epath.Path:
     """Creates the workdir and proves that it can be written."""
-    bad = set("[]\\") & set(path)
-    if bad:
-        raise UserError(
-            f"--workdir={path} has the character {bad.pop()}, with which checkpoints can't be read "
-            "back: rename it"
-        )
     try:
-        workdir = checkpoint.absolute(path)
+        workdir = checkpoint.check_name(path)
     except KeyError:
         raise UserError(
             f"--workdir={path} is on a store of unknown kind: use a local path or gs://"
         ) from None
+    bad = set("[]\\") & set(str(workdir))
+    if bad:
+        raise UserError(
+            f"--workdir={workdir} has the character {min(bad)}, with which checkpoints can't be "
+            "read back: rename it"
+        )
+    regular.check_folder(workdir)
+    regular.check_folder(workdir / "logs")
     objects.must_be_reachable(path, f"--workdir={path}")
     try:
         with waiting(f"--workdir={path}"):
@@ -37,6 +70,10 @@ def make(path: str) -> epath.Path:
             probe = workdir / f".write_test_{jax.process_index()}"
             probe.write_text("ok")
             probe.unlink()
+    except FileExistsError:
+        raise UserError(
+            f"--workdir={path} is a file or a broken link: choose another folder"
+        ) from None
     except Exception as error:  # every store has errors of its own
         problem = storage_problem(error) or one_line(error)[:160]
         raise UserError(
@@ -81,14 +118,18 @@ def check(
       UserError: it names the keys that differ.
     """
     path = workdir / "config.json"
-    if not path.exists():
-        return
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(path.read_text()) if path.exists() else sealed(workdir)
+        if saved is None:
+            return
         different = differences(config, saved["config"], matters)
         began = saved.get("data_fingerprint", fingerprint)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path} can't be read ({error.strerror}): choose another --workdir"
+        ) from error
     if different:
         raise UserError(
             f"--workdir={workdir} has a run of another config ({'; '.join(different)}): "
@@ -100,6 +141,23 @@ def check(
             f"(fingerprint {began}, now {fingerprint}): files were added, removed or renamed; "
             "restore them, or choose another --workdir"
         )
+
+
+def sealed(workdir: epath.Path) -> dict | None:
+    """The meta of the newest valid checkpoint, with the config of the run; None without any."""
+    folder = workdir / "checkpoints"
+    for step in reversed(checkpoint.steps(folder)):
+        with contextlib.suppress(UserError):  # `Checkpointer.restore` says what is wrong with it
+            return checkpoint.read_meta(folder / str(step))
+    return None
+
+
+def continuation(workdir: epath.Path) -> str:
+    """What the same command does after this process has ended."""
+    steps = checkpoint.steps(workdir / "checkpoints")
+    if steps:
+        return f"the same command continues from step {steps[-1]}"
+    return "nothing is saved, and the same command begins again"
 
 
 def claim(workdir: epath.Path, config, fingerprint: str) -> None:

@@ -7,16 +7,14 @@ python -m vit_jax.vtab run     --config=configs/vtab.py --config.init_from=WEIGH
 --tasks=a,b restricts each of them to some of the tasks.
 """
 
-import os
-import signal
 import sys
 
 import jax
 
 from vit_jax import cli
 from vit_jax.data.sources.vtab_tasks import VTAB, vtab
-from vit_jax.distributed import runtime, watchdog
-from vit_jax.errors import NegativeResult, Preempted, UserError
+from vit_jax.distributed import preemption, runtime, watchdog
+from vit_jax.errors import NegativeResult, UserError, printable
 from vit_jax.train import workdir
 
 
@@ -57,14 +55,18 @@ def run(args) -> None:
     if not args.workdir:
         raise UserError("--workdir is missing: say where the results go, such as --workdir=DIR")
     runtime.start()
-    # Results are saved task by task, and there is nothing else to save.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(Preempted.exit_code))
     folder = workdir.make(args.workdir)
-    with cli.logging_to(folder, args.config.flush_every_s):
+    with (
+        preemption.signals.listening(lambda: COMMAND.recovery, saves=False),
+        cli.logging_to(None),
+        workdir.held(folder, args.take_over),
+        cli.logging_to(folder, args.config.flush_every_s),
+    ):
         results = suite.run(args.config, folder, args.names)
         if jax.process_index() == 0:
             report.show(results)
-            print(f"Results: {folder / 'vtab.json'}  {folder / 'vtab.md'}  {folder / 'vtab.png'}")
+            files = (str(folder / f"vtab.{kind}") for kind in ("json", "md", "png"))
+            print(printable(f"Results: {'  '.join(files)}"))
             cli.write_json(args.json, results)
         bad = [name for name in args.names if results["tasks"][name]["status"] != "done"]
         if bad:
@@ -81,6 +83,7 @@ def add_arguments(parser, part: str) -> None:
             metavar="DIR",
             help="where results are written; the same command continues",
         )
+        workdir.add_arguments(parser)
     parser.add_argument(
         "--tasks", default="", metavar="A,B", help="only these tasks (default: all)"
     )

@@ -5,9 +5,9 @@ missing.
 import logging
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from vit_jax.cli.terminal import Console
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.vtab import task_data

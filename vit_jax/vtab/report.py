@@ -12,10 +12,11 @@ import scipy.stats
 from etils import epath
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from rich.console import Console
 from rich.table import Table
 
-from vit_jax import cli
+from vit_jax import cli, errors
+from vit_jax.cli import regular
+from vit_jax.cli.terminal import Console
 from vit_jax.data.sources.vtab_tasks import GROUPS, VTAB
 from vit_jax.vtab import protocol
 
@@ -81,7 +82,7 @@ class Results:
     def read(self, name: str, seed: int) -> dict | None:
         """The result of a run; None if there is none or it is damaged, so that it runs again."""
         try:
-            result = json.loads(self.path(name, seed).read_text())
+            result = json.loads(regular.read_text(self.path(name, seed)))
             if is_valid(result):
                 return result
         except (OSError, ValueError, TypeError, AttributeError):
@@ -138,7 +139,7 @@ class Results:
             protocol=self.config.vtab.protocol,
             standard=not departures,
             departures=departures,
-            checkpoint=self.config.init_from,
+            checkpoint=errors.without_secrets(self.config.init_from),
             tasks=tasks,
             means=means | dict(all=mean_of(tasks, None)),
         )

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax import config as configs
+from vit_jax.distributed import runtime
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
 from vit_jax.models.create import abstract_params
@@ -243,6 +244,8 @@ def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: s
             f"no model has the sizes of these weights ({one_line(error)[:160]}): fetch the file "
             "again"
         ) from error
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in target.values())
+    runtime.check_fits(size, "the model", runtime.SMALLER)
     if model.architecture == "vit":
         fit_tokens(params, source, model, report)
     if new_head or not model.num_classes:

@@ -2,17 +2,20 @@
 
 import dataclasses
 import pathlib
+import re
 import tempfile
 
 import numpy as np
 
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.cli import regular
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
 from vit_jax.weights.adapt import HEADS, adapt, resample_posemb
 from vit_jax.weights.formats import (
     big_vision,
+    download,
     fetch,
     huggingface,
     npz,
@@ -38,6 +41,19 @@ INFERENCE = {
 }
 
 
+BLOCK = re.compile(r"Transformer/encoderblock_\d+/|MixerBlock_\d+/|block\d+/unit\d+/")
+
+
+def check_blocks(model: classifier.Classifier, params: dict) -> None:
+    """Raises ValueError if a model has another number of blocks than its parameters: building one
+    with thousands takes minutes.
+    """
+    found = {match[0] for match in map(BLOCK.match, params) if match}
+    declared = model.depth + sum(getattr(model, "units", None) or model.stem_units or ())
+    if len(found) != declared:
+        raise ValueError(f"it declares {declared} blocks, but the parameters are of {len(found)}")
+
+
 def read_checkpoint(path, grid=None) -> Weights:
     """Weights and architecture of our own workdir or checkpoint; a `grid` that contradicts them is
     an error.
@@ -53,6 +69,7 @@ def read_checkpoint(path, grid=None) -> Weights:
             params = unstack_blocks(params)
         class_names = tuple(meta["class_names"])
         weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
+        check_blocks(model, weights.params)
     except MALFORMED as error:
         raise UserError(
             f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint"
@@ -67,7 +84,7 @@ def read_checkpoint(path, grid=None) -> Weights:
 def kind_of_file(path) -> str:
     """ "npz" or "safetensors", by the first bytes; a UserError for any other file."""
     size = path.stat().length
-    with path.open("rb") as file:
+    with regular.open_file(path) as file:
         start = file.read(9)
     if start.startswith(b"PK"):
         return "npz"
@@ -130,19 +147,20 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
     """
     if image_size is not None:
         image_size = create.pair(image_size)
-    with tempfile.TemporaryDirectory() as folder, naming(path):
+    name = download.shown(path)
+    with tempfile.TemporaryDirectory() as folder, naming(name):
         location = fetch.locate(path, pathlib.Path(folder))
         if location.is_dir() and not safetensors_folder.is_folder(location):
             if not checkpoint.is_ours(location):
                 raise UserError(
-                    f"{path} has neither a checkpoint of ours nor model.safetensors: give a "
+                    f"{name} has neither a checkpoint of ours nor model.safetensors: give a "
                     "workdir, a checkpoint, or a folder of timm or Hugging Face (PyTorch pickles, "
                     ".bin and .pth, are never read)"
                 )
             weights = read_checkpoint(location, grid)
         else:
-            weights = read_arrays(location, path, grid, image_size, num_heads)
-    return dataclasses.replace(weights, path=str(path))
+            weights = read_arrays(location, name, grid, image_size, num_heads)
+    return dataclasses.replace(weights, path=name)
 
 
 def from_pretrained(

@@ -6,6 +6,7 @@ python -m vit_jax.data prepare --config=... --from=FOLDER [--partial]   imagenet
 python -m vit_jax.data prepare --config=... --out=DIR [--short_side=256]   a copy of any data set
 """
 
+import functools
 import io
 import logging
 import pathlib
@@ -99,13 +100,16 @@ def splits_used(config) -> list[str]:
     return list(dict.fromkeys(part.partition("[")[0].strip() for part in parts))
 
 
-def make_check() -> Callable[[bytes], bytes]:
-    """f(encoded) -> encoded, or Corrupt if training could not decode it."""
+def make_check(threads: int) -> Callable[[bytes], bytes]:
+    """f(encoded) -> encoded, or Corrupt if training could not decode it, or if so many threads have
+    no memory for it.
+    """
     import tensorflow as tf
 
     from vit_jax.data import images
 
-    decode = tf.function(images.decode, input_signature=[tf.TensorSpec([], tf.string)])
+    limited = functools.partial(images.decode, most=images.most_pixels(threads))
+    decode = tf.function(limited, input_signature=[tf.TensorSpec([], tf.string)])
 
     def check(encoded: bytes) -> bytes:
         try:
@@ -136,17 +140,21 @@ def shrunk(image: Image.Image, side: int) -> bytes:
     return out.getvalue()
 
 
-def make_shrink(side: int) -> Callable[[bytes], bytes]:
+def make_shrink(side: int, threads: int) -> Callable[[bytes], bytes]:
     """f(encoded) -> the same bytes if the shorter side is at most `side`, else `shrunk`.
 
     f raises Corrupt if the image can't be decoded.
     """
-    check = make_check()
+    from vit_jax.data import images
+
+    check = make_check(threads)
+    most = images.affordable_pixels(threads)
     Image.MAX_IMAGE_PIXELS = None  # a guard against attacks, but these are the user's own images
 
     def shrink(encoded: bytes) -> bytes:
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                images.must_be_within(image.width * image.height, most)
                 if min(image.size) > side:
                     return shrunk(image, side)
         except Exception as error:
@@ -189,9 +197,11 @@ def report(target: writer.Target, found: dict, is_new: bool) -> dict:
 
 
 def write(target: writer.Target, parts: dict[str, Source], config, args) -> dict:
-    transform = make_shrink(args.short_side) if args.short_side else make_check()
+    threads = workers(args)
+    side = args.short_side
+    transform = make_shrink(side, threads) if side else make_check(threads)
     reader = Reader(transform, config.data.on_corrupt == "skip")
-    is_new, found = writer.write(target, parts, reader, workers(args))
+    is_new, found = writer.write(target, parts, reader, threads)
     return report(target, found, is_new)
 
 

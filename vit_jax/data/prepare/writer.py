@@ -16,6 +16,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
+from vit_jax.cli import regular
 from vit_jax.data.prepare.shards import (
     ORDER_SEED,
     Reader,
@@ -243,6 +244,7 @@ def write(
       whether anything was written, content of prepared.json.
     """
     check(target, splits)
+    regular.check_below(target.folder.parent)
     try:
         if target.folder.exists():
             return False, already(target, splits)

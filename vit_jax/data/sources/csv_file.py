@@ -6,28 +6,36 @@ semicolons.
 """
 
 import csv
+import difflib
 import io
+import itertools
+import logging
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.alike import check_alike, visible
 from vit_jax.data.sources.listing import Files, Listing, clean_label, distinct, number_classes
 from vit_jax.errors import UserError, one_line
 
-PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"
+log = logging.getLogger(__name__)
+
+KNOWN = PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"  # columns
+ALIKE = 0.8  # similarity, from which on a column is a misspelled one: "split" and "spilt"
+INDEX = "csv_rows"  # those of earlier versions, called csv, may lack the splits of a column Split
 
 
-def rows(where: str) -> list[dict[str, str]]:
-    """The lines of a CSV file, each with the list of its labels as `labels`."""
-    try:
-        reader = csv.DictReader(io.StringIO(storage.read(where).decode("utf-8-sig"), newline=""))
-        columns = reader.fieldnames or []
-        found = list(reader)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{where} is not a CSV file in UTF-8 ({one_line(error)}): correct it"
-        ) from None
+def column_name(text: str) -> str:
+    """The name of a column as it is compared: "split" for " Split"."""
+    return visible(text).casefold()
+
+
+def check_columns(columns: list[str], where: str) -> None:
+    """Raises UserError for columns that are missing, repeated, or named almost like a known one;
+    warns of others, which are ignored.
+    """
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
     for column in (PATH, kind):
         if column not in columns:
@@ -36,26 +44,87 @@ def rows(where: str) -> list[dict[str, str]]:
                 f"{', '.join(map(repr, columns)) or 'no line'}: its first line must name the "
                 f"columns {PATH}, {LABEL} (or {LABELS}) and, if there are splits, {SPLIT}"
             )
-    required = [column for column in (PATH, LABEL, SPLIT) if column in columns]
-    for number, row in enumerate(found, 2):
-        line = f"line {number} of CSV file {where}"
-        missing = [column for column in required if not row[column]]
-        if missing:
-            raise UserError(f"{line} has no {missing[0]}: add it")
-        texts = [row[LABEL]] if kind == LABEL else (row[LABELS] or "").split(";")
-        texts = [text for text in texts if text.strip() or kind == LABEL]
-        row[LABELS] = [clean_label(text, line) for text in texts]
+    twice = [column for column in columns if column and columns.count(column) > 1]
+    if twice:
+        raise UserError(f"CSV file {where} has the column {twice[0]!r} twice: remove one")
+    if LABEL in columns and LABELS in columns:
+        raise UserError(
+            f"CSV file {where} has both columns {LABEL!r} and {LABELS!r}: remove one, or rename it"
+        )
+    others = [column for column in columns if column not in KNOWN]
+    absent = [known for known in (PATH, SPLIT) if known not in columns]
+    for column in others:
+        meant = difflib.get_close_matches(column, absent, 1, ALIKE)
+        if meant:
+            raise UserError(
+                f"CSV file {where} has the column {column!r}, which is not known: call it "
+                f"{meant[0]!r}, or if it is something else, choose a name that is less like that"
+            )
+    if others:
+        log.warning("CSV file %s: columns %s are ignored", where, ", ".join(map(repr, others)))
+
+
+def table(where: str) -> Iterator[tuple[int, list[str]]]:
+    """(number, cells) of each line that is not empty; of a row over several lines, the last.
+
+    Raises:
+      UserError: it is not CSV.
+    """
+    try:
+        text = storage.read(where).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        yield from ((reader.line_num, cells) for cells in reader if cells)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{where} is not a CSV file in UTF-8 ({one_line(error)}): correct it"
+        ) from None
+
+
+def texts_of(row: dict[str, str]) -> list[str]:
+    """The labels of an image as they are written."""
+    if LABEL in row:
+        return [row[LABEL]]
+    return [text for text in row[LABELS].split(";") if text.strip()]
+
+
+def row_of(columns: list[str], cells: list[str], line: str) -> dict:
+    """Text by column, and the list of the labels as `labels`."""
+    if len(cells) > len(columns):
+        raise UserError(
+            f"{line} has {len(cells)} cells for {len(columns)} columns: put a cell that has commas "
+            "in quotation marks"
+        )
+    row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
+    if SPLIT in row:
+        row[SPLIT] = row[SPLIT].strip()
+    missing = [column for column in (PATH, LABEL, SPLIT) if row.get(column) == ""]
+    if missing:
+        raise UserError(f"{line} has no {missing[0]}: add it")
+    row[LABELS] = [clean_label(text, line) for text in texts_of(row)]
+    return row
+
+
+def rows(where: str) -> tuple[list[int], list[dict]]:
+    """(number of the line, row) of every image."""
+    lines = table(where)
+    columns = [column_name(text) for text in next(lines, (0, []))[1]]
+    check_columns(columns, where)
+    numbers = []
+    found = []
+    for number, cells in lines:
+        numbers.append(number)
+        found.append(row_of(columns, cells, f"line {number} of CSV file {where}"))
     if not found:
         raise UserError(
             f"CSV file {where} lists no images: add a line for each, below the names of the columns"
         )
-    return found
+    return numbers, found
 
 
-def check(where: str, paths: list[str], root: str) -> None:
+def check(where: str, numbers: list[int], paths: list[str], root: str) -> None:
     """Raises UserError for images that are listed twice, do not exist, or are folders."""
     first: dict[str, int] = {}
-    for number, path in enumerate(paths, 2):
+    for number, path in zip(numbers, paths, strict=True):
         # For comparison only: behind a link to a folder, "link/../a.jpg" is another file than
         # "a.jpg".
         file = os.path.normpath(os.path.join(root, path))
@@ -70,21 +139,21 @@ def check(where: str, paths: list[str], root: str) -> None:
     if missing:
         raise UserError(
             f"{len(missing)} of the {len(paths)} images in CSV file {where} do not exist, the "
-            f"first is {paths[missing[0]]} in line {missing[0] + 2}: correct the paths, which are "
-            "relative to the folder of the CSV file"
+            f"first is {paths[missing[0]]} in line {numbers[missing[0]]}: correct the paths, which "
+            "are relative to the folder of the CSV file"
         )
-    for number, path in enumerate(paths, 2):
+    for number, path, file in zip(numbers, paths, full, strict=True):
         # On a store every image would cost a request.
-        if storage.is_local(full[number - 2]) and storage.is_folder(full[number - 2]):
+        if storage.is_local(file) and storage.is_folder(file):
             raise UserError(
                 f"line {number} of CSV file {where} names the folder {path}: name an image file"
             )
 
 
 def scan(where: str) -> dict[str, np.ndarray]:
-    found = rows(where)
+    numbers, found = rows(where)
     paths = [row[PATH] for row in found]
-    check(where, paths, os.path.dirname(where))
+    check(where, numbers, paths, os.path.dirname(where))
     labels = [text for row in found for text in row[LABELS]]
     counts = [-1 if LABEL in row else len(row[LABELS]) for row in found]
     splits = [row.get(SPLIT) or "train" for row in found]
@@ -126,10 +195,11 @@ def load(where: str) -> Listing:
     def is_current(arrays) -> bool:
         return tuple(arrays["stamp"]) == storage.stamp(where)
 
-    arrays = index_cache.cached("csv", where, lambda: scan(where), is_current)
+    arrays = index_cache.cached(INDEX, where, lambda: scan(where), is_current)
     paths = index_cache.Strings.of(arrays, "paths")
     texts = index_cache.Strings.of(arrays, "labels")
     names, split = distinct(index_cache.Strings.of(arrays, "splits"))
+    check_alike(names, f"CSV file {where}", "splits")
     splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
     labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
     content = [paths.bytes, paths.ends, texts.bytes, texts.ends]

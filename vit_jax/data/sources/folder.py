@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources.alike import check_alike
 from vit_jax.data.sources.listing import SUFFIXES, Files, Listing
 from vit_jax.errors import UserError
 
@@ -123,6 +124,8 @@ def label_folders(
 def label_splits(root: str, folders: list[str], counts: np.ndarray):
     """(class names, label of every folder int32 [folders], image numbers by name of the split)."""
     found = split_folders(root, [folder for folder in folders if folder and "/" not in folder])
+    names = {class_of(folder, below) for below in found.values() or ("",) for folder in folders}
+    check_alike(names - {None, ""}, root)
     classes = None
     labels = np.full(len(folders), -1, np.int32)
     splits = {}

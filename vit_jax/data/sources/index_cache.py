@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.cli import regular
 from vit_jax.distributed import runtime
 
 log = logging.getLogger(__name__)
@@ -62,17 +63,12 @@ def digest(*parts) -> str:
     return sha.hexdigest()[:16]
 
 
-def printable(path: str) -> str:
-    """A path for messages, also if it is not valid UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
     """The arrays of a cache file, or None if it is missing or damaged."""
     if not path.exists():
         return None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with regular.open_file(path) as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged zip fails in many ways
         log.warning("the index %s is damaged (%s) and is rebuilt", path, type(error).__name__)

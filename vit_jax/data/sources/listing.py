@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources import storage
+from vit_jax.data.sources.alike import check_alike
 from vit_jax.data.sources.source import Source, gather
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, printable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # of images, in any case
 MAX_LABEL_BYTES = 256  # a longer one is a text that was taken for a label by mistake
@@ -52,7 +53,7 @@ class Files(Listing):
         return storage.read_all([self.path(i) for i in numbers])
 
     def describe(self, i: int) -> str:
-        return index_cache.printable(self.path(i))
+        return printable(self.path(i))
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -125,6 +126,7 @@ def number_classes(texts: Iterable[str], splits: Mapping[str, np.ndarray], where
       labels int32 [files], class names, number of classes.
     """
     found, labels = distinct(texts)
+    check_alike(found, where)
     numbers = as_numbers(found, len(labels), where)
     if numbers is not None:
         return numbers[labels], (), int(numbers.max()) + 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax.data.sources.alike import check_alike
 from vit_jax.errors import UserError
 
 
@@ -50,6 +51,12 @@ class Source(abc.ABC):
     def distant(self) -> bool:
         """Whether `read` waits for a store, which answers many requests as fast as one."""
         return False
+
+    def changed_file(self) -> str | None:
+        """A file that is not what it was when the source was opened, for a source that reads from
+        places in files. On a store, `read` finds that.
+        """
+        return None
 
     @property
     def parts(self) -> tuple[tuple[int, float], ...]:
@@ -94,6 +101,9 @@ class Subset(Source):
     def distant(self) -> bool:
         return self.inner.distant
 
+    def changed_file(self) -> str | None:
+        return self.inner.changed_file()
+
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.inner.read([int(self.numbers[i]) for i in numbers])
 
@@ -130,6 +140,9 @@ class Renumbered(Source):
     @property
     def distant(self) -> bool:
         return self.inner.distant
+
+    def changed_file(self) -> str | None:
+        return self.inner.changed_file()
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.inner.read(numbers)
@@ -170,6 +183,9 @@ class Mixture(Source):
     @property
     def distant(self) -> bool:
         return any(source.distant for source in self.sources)
+
+    def changed_file(self) -> str | None:
+        return next(filter(None, (source.changed_file() for source in self.sources)), None)
 
     def locate(self, i: int) -> tuple[int, int]:
         """(which source, number in that source) of example `i`."""
@@ -231,6 +247,7 @@ def mixture(sources: Sequence[Source], weights: Sequence[float], names: Sequence
     """
     if all(source.class_names for source in sources):
         union = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
+        check_alike(union, "data.mixture")
         pairs = zip(sources, names, strict=True)
         sources = [renumbered(source, union, name) for source, name in pairs]
     elif len({source.num_classes for source in sources}) > 1:

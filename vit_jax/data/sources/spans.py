@@ -82,6 +82,12 @@ class Spans:
     def distant(self) -> bool:
         return storage.is_distant(self.paths[0])
 
+    def changed_file(self) -> str | None:
+        """A local file that is no longer the one that was indexed."""
+        if self.distant:  # `check` sees it in every answer
+            return None
+        return storage.first_changed(self.paths, self.stamps)
+
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         """The records `numbers`.
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax.cli import objects
+from vit_jax.cli import objects, regular
 from vit_jax.data.sources.object_file import ObjectFile
-from vit_jax.errors import Unavailable, UserError, one_line
+from vit_jax.errors import Unavailable, UserError, one_line, read_problem
 
 ANSWER_S = 300  # until a request is given up, with all its repetitions
 POLL_S = 0.5
@@ -136,7 +136,7 @@ def generation(result) -> int:
 def open_file(path: str):
     """A binary file to read, with seek and tell, in a `with` statement."""
     if is_local(path):
-        return open(path, "rb")
+        return regular.open_file(path)
     return ObjectFile(size(path), functools.partial(request, path))
 
 
@@ -153,7 +153,7 @@ def read_all(paths: Sequence[str]) -> list[bytes]:
 
 
 def read_local(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with regular.open_file(path) as file:
         return file.read()
 
 
@@ -161,7 +161,7 @@ def read_range(path: str, position: int, length: int) -> bytes:
     """`length` bytes from `position` on. Keeps no file open: ImageNet alone has 1,024 shards."""
     if not is_local(path):
         return request(path, position, position + length)()[0]
-    handle = os.open(path, os.O_RDONLY)
+    handle = regular.handle(path)
     try:
         return os.pread(handle, length, position)
     finally:
@@ -185,6 +185,24 @@ def size(path: str) -> int:
 def stamp(path: str) -> tuple[int, int]:
     """Differs if the content of the file differs; see `stamps`."""
     return tuple(stamps([path])[0].tolist())
+
+
+def first_changed(paths: Sequence[str], before: np.ndarray) -> str | None:
+    """The first of local files that does not have its stamp of before; None if all have.
+
+    Raises:
+      UserError: the disk does not say.
+    """
+    for path, expected in zip(paths, before.tolist(), strict=True):
+        try:
+            if stamp(path) != tuple(expected):
+                return path
+        except OSError as error:
+            problem = read_problem(path, error)
+            if problem:
+                raise problem from error
+            return path
+    return None
 
 
 def stamps(paths: Sequence[str]) -> np.ndarray:

@@ -19,7 +19,7 @@ from vit_jax.data.sources import index_cache, storage
 from vit_jax.data.sources.folder import SPLITS
 from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
 from vit_jax.data.sources.spans import Spans
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, printable
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,11 @@ class Members(Listing):
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.spans.read(numbers)
 
+    def changed_file(self) -> str | None:
+        return self.spans.changed_file()
+
     def describe(self, i: int) -> str:
-        return index_cache.printable(f"{self.names[i]} in {self.spans.paths[self.spans.files[i]]}")
+        return printable(f"{self.names[i]} in {self.spans.paths[self.spans.files[i]]}")
 
 
 def braces(pattern: str) -> list[str]:
@@ -109,11 +112,12 @@ def find(where: str) -> list[str]:
     return found
 
 
-def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] | None:
+def span_of(path: str, member: tarfile.TarInfo, spans: dict, size: int) -> tuple[int, int] | None:
     """(position, length) of a member; None if it is not a file.
 
     Args:
       spans: the same by the name of each earlier member, for hard links.
+      size: of the tar, in bytes.
     """
     target = posixpath.normpath(member.linkname)
     if member.issparse() or (member.islnk() and target not in spans):
@@ -123,6 +127,11 @@ def span_of(path: str, member: tarfile.TarInfo, spans: dict) -> tuple[int, int] 
         )
     if member.islnk():
         return spans[target]
+    if not 0 <= member.size <= size - member.offset_data:
+        raise UserError(
+            f"member {member.name} of {path} declares {member.size:,} bytes, but the tar ends "
+            "before: it is damaged, fetch it again"
+        )
     return (member.offset_data, member.size) if member.isreg() else None
 
 
@@ -166,9 +175,10 @@ def members(path: str) -> list[tuple[str, int, int, bytes | None]]:
     last = ""
     try:
         with storage.open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            size = storage.size(path)
             for member in archive:
                 last = f"its member {member.name}"
-                span = spans[posixpath.normpath(member.name)] = span_of(path, member, spans)
+                span = spans[posixpath.normpath(member.name)] = span_of(path, member, spans, size)
                 if span:
                     content = label_content(file, member.name, *span)
                     found.append((member.name, *span, content))

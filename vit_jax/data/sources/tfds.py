@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from vit_jax.cli import regular
 from vit_jax.data.sources import array_record, index_cache, storage, tfds_labels, tfrecord
 from vit_jax.data.sources.source import Source
 from vit_jax.errors import UserError, one_line
@@ -43,6 +44,7 @@ def open_builder(name: str, data_dir: str):
     import tensorflow_datasets as tfds
 
     where = data_dir or default_data_dir()
+    regular.check_below(os.path.join(os.path.expanduser(where), re.split("[/:]", name)[0]))
     try:
         return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
@@ -145,7 +147,9 @@ class Records(Source):
         self.title = f"{name} {split}"
         self.data_dir = os.fspath(builder.data_dir)
         self.count = sum(part.take for part in instructions)
-        self.on_store = storage.is_distant(os.fspath(instructions[0].filename))
+        self.paths = [os.fspath(part.filename) for part in instructions]
+        self.on_store = storage.is_distant(self.paths[0])
+        self.stamps = None if self.on_store else storage.stamps(self.paths)
         self.records = open_records(info, instructions, self.on_store)
         self.parse_record = tfds_labels.make_parse(info.features, image_key, rule, scale)
 
@@ -155,6 +159,9 @@ class Records(Source):
     @property
     def distant(self) -> bool:
         return self.on_store
+
+    def changed_file(self) -> str | None:
+        return None if self.on_store else storage.first_changed(self.paths, self.stamps)
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return self.records.read(numbers)

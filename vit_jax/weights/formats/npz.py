@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
+from vit_jax.cli import regular
 from vit_jax.distributed.runtime import check_fits
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, read_problem
 
 
 def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str, np.ndarray]:
@@ -20,7 +21,7 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
       select: f(names) -> the names to read.
     """
     try:
-        with epath.Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+        with regular.open_file(path) as file, zipfile.ZipFile(file) as archive:
             entries = archive.namelist()
             if any(entry.endswith("data.pkl") for entry in entries):
                 raise UserError(
@@ -34,7 +35,7 @@ def read(path, select: Callable[[list[str]], Iterable[str]] = list) -> dict[str,
     except UserError:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen types for damaged files
-        raise UserError(
+        raise read_problem(path, error) or UserError(
             f"{path} can't be read as .npz ({one_line(error)[:160]}): fetch the file again"
         ) from error
 

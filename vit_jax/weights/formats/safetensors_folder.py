@@ -10,7 +10,9 @@ from etils import epath
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from vit_jax.errors import UserError, one_line
+from vit_jax.cli import regular
+from vit_jax.distributed.runtime import check_fits
+from vit_jax.errors import UserError, one_line, read_problem
 from vit_jax.weights.formats.npz import as_float32
 
 WEIGHTS = "model.safetensors"
@@ -18,6 +20,7 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # contains the same for models with a tokenizer
+BLOCK = 1 << 23  # bytes read at a time
 
 # What reading a damaged file can raise.
 DAMAGED = (
@@ -41,9 +44,9 @@ def read_json(path) -> dict:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
+        value = json.loads(regular.read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise read_problem(path, error) or UserError(
             f"{path} can't be read as JSON ({one_line(error)[:160]}): fetch the file again"
         ) from error
     if not isinstance(value, dict):
@@ -63,6 +66,7 @@ def read(path) -> tuple[dict[str, np.ndarray], dict, dict]:
     if path.is_dir():
         folder = path
         files = files_of(path)
+    check_fits(sum(file.stat().length for file in files if file.exists()), path)
     arrays = {}
     for file in files:
         arrays |= read_file(file)
@@ -91,15 +95,25 @@ def files_of(folder) -> list:
     return [folder / name for name in names]
 
 
+def must_be_readable(path) -> None:
+    """Reads a file once. The library maps it, and a page that the disk does not give would then
+    kill the process.
+    """
+    with regular.open_file(path) as file:
+        while file.read(BLOCK):
+            pass
+
+
 def read_file(path) -> dict[str, np.ndarray]:
     try:
+        must_be_readable(path)
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
             return {name: as_float32(file.get_tensor(name), name, path) for name in names}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: fetch the whole folder again") from None
     except DAMAGED as error:
-        raise UserError(
+        raise read_problem(path, error) or UserError(
             f"{path} can't be read as .safetensors ({one_line(error)[:160]}): fetch the file again"
         ) from error
 

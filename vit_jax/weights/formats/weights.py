@@ -6,7 +6,7 @@ import difflib
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, read_problem
 
 POSEMB = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_0"
@@ -23,14 +23,22 @@ class Weights:
     format: str = "ours"
     # Published name -> name in the file.
     file_names: dict[str, str] = dataclasses.field(default_factory=dict)
-    path: str = ""  # they were read from here
+    path: str = ""  # they were read from here, as messages name it
 
 
 @contextlib.contextmanager
 def naming(path):
-    """Adds the path to every UserError raised inside that does not have it; `path` may be empty."""
+    """Adds the path to every UserError raised inside that does not have it; `path` may be empty.
+
+    An OSError that says that it can't be read becomes a UserError, too.
+    """
     try:
         yield
+    except OSError as error:
+        problem = read_problem(path, error)
+        if problem is None:
+            raise
+        raise problem from error
     except UserError as error:
         if not path or str(path) in str(error):
             raise
