@@ -12,7 +12,7 @@ test: .venv/installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m pytest --numprocesses=3 --dist=worksteal
 
-# Tries to lose a run in a thousand ways, which takes half an hour of two cores.
+# Tries to lose a run in nine thousand ways, which takes forty minutes of two cores.
 faults: .venv/installed
 	PYTHONPATH=.:tests:tests/train .venv/bin/python tests/faults/harness.py --out=docs/reliability.md
 
