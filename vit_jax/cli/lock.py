@@ -6,6 +6,7 @@ processes that take it at the same time, one fails.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ def born(pid: int) -> str | None:
 
 
 HELD = []  # by this process
+NUMBERS = itertools.count(1)  # of the locks of this process
 
 
 class Lock:
@@ -65,7 +67,7 @@ class Lock:
     def __init__(self, workdir: epath.Path):
         self.workdir = workdir
         self.store, self.key = objects.locate_any(f"{workdir}/{FILE}")
-        self.me = process_facts()
+        self.me = process_facts() | dict(lock=next(NUMBERS))
         self.generation = b""  # of the file as this process wrote it
         self.writing = threading.Lock()
         self.released = threading.Event()

@@ -35,6 +35,7 @@ STRANGERS = 64  # connections at a time that have not said who they are
 HELLO_SIZE = 1000  # bytes
 NEWS_SIZE = 2**20
 LARGEST = 10**9  # number of a process
+SILENT = "what listens there does not answer as process 0 does"
 
 
 def meet(job: Job, seconds: int) -> None:
@@ -206,7 +207,7 @@ class Follower:
     def __init__(self, job: Job):
         self.job = job
         self.missing: list[int] = []  # that process 0 waits for
-        self.problem: str | None = "not tried"
+        self.problem: str | None = SILENT
 
     def wait(self, deadline: float) -> bool:
         host, port = self.job.address.rsplit(":", 1)
@@ -222,7 +223,8 @@ class Follower:
 
     def listen(self, line: socket.socket, deadline: float) -> bool:
         """Whether process 0 says that all are here, before the connection or the time ends."""
-        self.problem = "what listens there does not answer as process 0 does"
+        before = self.problem
+        self.problem = SILENT
         send(line, index=self.job.index, count=self.job.count, host=socket.gethostname())
         lines = Lines(line, NEWS_SIZE)
         with contextlib.suppress(OSError, ValueError):  # silence, a reset, or another language
@@ -241,6 +243,8 @@ class Follower:
                     return False
         if self.problem is None:
             self.problem = "process 0 ended the connection"
+        if self.problem == SILENT and time.monotonic() > deadline:
+            self.problem = before  # the time was too short for an answer
         return False
 
     def status(self) -> str:
