@@ -296,7 +296,9 @@ import json, sys
 import jax
 from vit_jax.train.__main__ import main
 start_trace = jax.profiler.start_trace
-jax.profiler.start_trace = lambda folder: start_trace(f"{folder}/{jax.process_index()}")
+jax.profiler.start_trace = lambda folder, **options: start_trace(
+    f"{folder}/{jax.process_index()}", **options
+)
 for arguments in json.loads(sys.argv[1]):
     if code := main(arguments):
         sys.exit(code)
