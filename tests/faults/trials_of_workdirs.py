@@ -206,15 +206,14 @@ def two_runs(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         if rng.random() < 0.1:
             killed += 1
             winner.kill()
-            winner.wait()
+            winner.communicate()
             takers[takers.index(winner)] = taker()
         else:
             leave(winner, place)
         rest = [each for each in takers if each is not winner]
         leave(rest[take(rest, place)], place)
     for each in takers:
-        each.stdin.close()
-        each.wait(timeout=30)
+        each.communicate(timeout=30)
     return dict(tried=count, killed_holders=killed)
 
 
