@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+from vit_jax import errors
 from vit_jax.cli import ArgumentParser
 from vit_jax.errors import Preempted, printable
 
@@ -83,13 +84,8 @@ def forwarding_signals(jobs: list[subprocess.Popen]):
             if job.poll() is None:
                 job.send_signal(number if len(received) == 1 else signal.SIGKILL)
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.signal(number, forward) for number in numbers]
-    try:
+    with errors.handling(errors.SIGNALS, forward):
         yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:

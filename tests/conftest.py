@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -83,6 +85,30 @@ def applied(model, params, image, **options):
     apply = jax.jit(functools.partial(model.apply, **options))
     with jax.default_matmul_precision("highest"):
         return jax.device_get(apply({"params": params}, image))
+
+
+# In place of a library: it takes long to import, and swallows what is raised meanwhile.
+SWALLOWS = """
+import sys
+print("here", flush=True)
+while True:
+    try:
+        sys.stdin.readline()
+    except BaseException:
+        pass
+"""
+
+
+def importing(folder: pathlib.Path, library: str, command: str) -> subprocess.Popen:
+    """A command in the middle of the import of a library, which is made in `folder`."""
+    (folder / library).parent.mkdir(parents=True, exist_ok=True)
+    (folder / library).write_text(SWALLOWS)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    variables = os.environ | dict(PYTHONPATH=f"{folder}:{ROOT}")
+    words = [sys.executable, "-m", f"vit_jax.{command}"]
+    job = subprocess.Popen(words, env=variables, text=True, **pipes)
+    assert job.stdout.readline() == "here\n", f"{command} does not import {library}"
+    return job
 
 
 TINY = """

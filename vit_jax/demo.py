@@ -3,7 +3,6 @@
 python -m vit_jax.demo [--workdir=DIR]
 """
 
-import contextlib
 import json
 import pathlib
 import shlex
@@ -12,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 from etils import epath
 from rich.table import Table
 
-from vit_jax import cli
+from vit_jax import cli, errors
 from vit_jax.cli.terminal import Console
-from vit_jax.errors import SIGNALS, NegativeResult, Preempted, is_ignored, printable
+from vit_jax.errors import NegativeResult, Preempted, printable
 from vit_jax.train import curves
 
 STAGES = ("pretrain", "finetune")
@@ -51,7 +49,10 @@ def run_command(command: list[str]) -> None:
     print(f"\n$ {printable(text)}", flush=True)
     words = [sys.executable, *command[1:]]
     options = dict(stdout=subprocess.DEVNULL, start_new_session=True)
-    with subprocess.Popen(words, **options) as job, passing_on_signals(job):
+    with (  # whose own session Ctrl-C does not reach
+        subprocess.Popen(words, **options) as job,
+        errors.handling(errors.SIGNALS, lambda number, _: job.send_signal(number)),
+    ):
         code = job.wait()
     if code == Preempted.exit_code:
         raise Preempted
@@ -59,22 +60,6 @@ def run_command(command: list[str]) -> None:
         raise KeyboardInterrupt
     if code:
         raise NegativeResult(f"`{text}` ended with exit code {code}: see the line above")
-
-
-@contextlib.contextmanager
-def passing_on_signals(job: subprocess.Popen) -> Iterator[None]:
-    """Passes signals on to a process, whose own session Ctrl-C does not reach."""
-
-    def pass_on(number: int, frame) -> None:
-        job.send_signal(number)
-
-    numbers = [number for number in SIGNALS if not is_ignored(number)]
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def report(workdir: pathlib.Path, seconds: float) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(Exception):
@@ -40,8 +41,6 @@ class Preempted(Exception):
 
 # Those that stop a command, and what users call them.
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-
-
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -62,7 +61,24 @@ def end_on_signals(*numbers: int) -> None:
 
 def end_on_signal(number: int, frame) -> None:
     say(f"error: stopped by {SIGNALS[number]}: run the same command again")
-    os._exit(128 + number if number == signal.SIGINT else Preempted.exit_code)
+    os._exit(exit_code_of(number))
+
+
+def exit_code_of(number: int) -> int:
+    """Of a command that is stopped when it has nothing to save."""
+    return 128 + number if number == signal.SIGINT else Preempted.exit_code
+
+
+@contextlib.contextmanager
+def handling(numbers: Iterable[int], handler: Callable) -> Iterator[None]:
+    """Handles these signals in the body, but for those that are ignored."""
+    taken = [number for number in numbers if not is_ignored(number)]
+    before = [signal.signal(number, handler) for number in taken]
+    try:
+        yield
+    finally:
+        for number, old in zip(taken, before, strict=True):
+            signal.signal(number, old)
 
 
 def say(line: str) -> None:
@@ -79,8 +95,8 @@ STORAGE_ERRORS = {
     errno.EACCES: "permission is denied",
     errno.EROFS: "the file system is read-only",
     errno.ENOTDIR: "a part of the path is a file",
-    errno.EISDIR: "a folder is at the place of a file",
-    errno.ELOOP: "links lead in a circle",
+    errno.EISDIR: "a folder is in the place of a file",
+    errno.ELOOP: "links form a loop",
     errno.ENAMETOOLONG: "a name is too long for the file system",
     errno.EMFILE: "this process has too many open files (raise the limit with ulimit -n)",
     errno.ENFILE: "this machine has too many open files",

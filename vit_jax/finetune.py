@@ -121,9 +121,7 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
         saved = json.loads(regular.read_text(path))
         trials = dict(saved["tried"])
         is_same = saved["about"] == about
-    except IsADirectoryError:  # the trials could not be written
-        raise
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
     if not is_same:
         raise UserError(

@@ -113,8 +113,8 @@ def class_names(weights: pretrained.Weights, count: int) -> list[str]:
 
 
 def check_finite(weights: pretrained.Weights, columns: list[np.ndarray], paths: list[str]) -> None:
-    """Raises NegativeResult if features or probabilities are not finite, where columns have a row
-    for each path.
+    """Raises NegativeResult if features or probabilities are not finite; `columns`: arrays with a
+    row for each path.
     """
     finite = np.all([np.isfinite(x.reshape(len(x), -1)).all(1) for x in columns], axis=0)
     if not finite.all():

@@ -133,7 +133,7 @@ def test_a_holder_on_another_host_lives_as_long_as_it_renews(tmp_path, quick, ca
     start = time.monotonic()
     with lock.held(epath.Path(tmp_path)):
         assert time.monotonic() - start >= 1.0
-    assert "was in use by process 7 on elsewhere" in caplog.text
+    assert "is locked by process 7 on elsewhere" in caplog.text
 
 
 def test_of_many_that_find_it_expired_one_takes_it(tmp_path, quick):

@@ -109,6 +109,7 @@ def test_show_asks_for_a_size(capsys):
     assert "image_size=0 is for evaluate only" in last_error(capsys)
 
 
+@pytest.mark.slow
 def test_show_needs_no_accelerator_and_prints_what_the_terminal_cannot(tiny, tmp_path):
     root = photo_folder(tmp_path / "photos")
     (root / "jay" / "01.png").rename(root / "jay" / "\u00fc.png")

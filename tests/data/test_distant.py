@@ -215,6 +215,7 @@ def test_a_file_that_changes_during_a_run_is_no_damaged_image(copied, store, on_
     assert len(indices - set(runtime.folder().glob("*.npz"))) == 1  # the outdated one is removed
 
 
+@pytest.mark.slow
 def test_what_is_read_ahead_keeps_nobody_from_leaving(prepared, monkeypatch):
     """Neither an iterator that is dropped during reads that take long, nor the next one."""
     simulated = simulated_store.Simulated(0.5, 4)

@@ -429,7 +429,7 @@ def test_an_error_of_the_file_system_is_no_damaged_image(
 
     monkeypatch.setattr(storage, "read_all", fails)
     host = pipeline.eval_pipeline(eval_config(), source, np.arange(8), 8, SIDE, on_corrupt)
-    reason = rf"a/07\.jpg can't be read .*{os.strerror(number)}.*: this is no damaged image"
+    reason = rf"a/07\.jpg can't be read .*{os.strerror(number)}.*: the file system failed"
     with pytest.raises(UserError, match=reason) as caught:
         list(host.batches())
     assert type(caught.value) is kind

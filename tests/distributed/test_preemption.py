@@ -3,11 +3,10 @@
 import os
 import queue
 import signal
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import importing
 
 from vit_jax import errors
 from vit_jax.distributed import preemption
@@ -58,7 +57,7 @@ def test_in_the_loop_the_first_asks_for_a_save_and_the_next_ends_the_process(num
         os.kill(os.getpid(), number)
         code, line = ends.get(timeout=5)
     assert code == 128 + number
-    assert line == f"error: ended by {STOPS[number]} before all was saved: {saved()}"
+    assert line == f"error: ended by {STOPS[number]} before the save was complete: {saved()}"
     assert request.due(), "what comes next must not run on"
 
 
@@ -90,31 +89,9 @@ def test_handlers_are_put_back_and_what_is_ignored_stays_so(ends):
     assert {number: signal.getsignal(number) for number in STOPS} == before
 
 
-# In place of JAX: it takes long to import, and swallows what is raised meanwhile.
-SWALLOWS = """
-import sys
-print("here", flush=True)
-while True:
-    try:
-        sys.stdin.readline()
-    except BaseException:
-        pass
-"""
-
-
 @pytest.mark.parametrize("number", STOPS)
 def test_a_signal_during_imports_is_not_swallowed(number, tmp_path):
-    (tmp_path / "jax.py").write_text(SWALLOWS)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "vit_jax.train"],
-        cwd=tmp_path,
-        env=os.environ | dict(PYTHONPATH=f"{tmp_path}:{ROOT}"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert job.stdout.readline() == "here\n"
+    job = importing(tmp_path, "jax.py", "train")
     job.send_signal(number)
     _, err = job.communicate(timeout=20)
     assert job.returncode == (130 if number == signal.SIGINT else 75)

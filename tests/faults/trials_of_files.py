@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import shutil
+import tarfile
 import warnings
 
 import jax
@@ -139,6 +140,15 @@ def encoded(image: Image.Image, form: str, **options) -> bytes:
     stream = io.BytesIO()
     image.save(stream, form, **options)
     return stream.getvalue()
+
+
+def write_tar(rng, path: pathlib.Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        for number in range(4):
+            content = encoded(photo(rng), "JPEG")
+            member = tarfile.TarInfo(f"{rng.choice(('cat', 'dog'))}/{number}.jpg")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
 
 
 def cut(rng, raw: bytes) -> bytes:

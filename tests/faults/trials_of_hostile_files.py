@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 from conftest import GOLDEN, TINY, golden_folder
 from processes_at_hand import error_lines, expect
-from trials_of_files import encoded, photo
+from trials_of_files import encoded, photo, write_tar
 
 import vit_jax
 from vit_jax import predict
@@ -115,15 +115,6 @@ def odd_manifest(rng, folder: pathlib.Path) -> str:
     else:
         expect(found and found[0] == 7 and list(found[1]) == [str(path)], f"{kind}: {found}")
     return "odd files"
-
-
-def write_tar(rng, path: pathlib.Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for number in range(3):
-            content = encoded(photo(rng), "JPEG")
-            member = tarfile.TarInfo(f"a/{number}.jpg")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 def odd_tar(rng, folder: pathlib.Path) -> str:

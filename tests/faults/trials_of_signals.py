@@ -1,16 +1,14 @@
 """Trials with Ctrl-C, SIGTERM and SIGHUP at any moment of the train command, once or twice."""
 
-import os
 import pathlib
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
-from conftest import TINY, metric_lines
-from processes_at_hand import HANG_S, environment, error_lines, expect
+from conftest import TINY, importing, metric_lines
+from processes_at_hand import HANG_S, error_lines, expect
 from test_train import final_params, same_bits
 from trials_of_runs import wait_for_step, whole_command
 
@@ -103,16 +101,6 @@ def check_end(code: int, number: int, twice: bool, err: str, steps: list[int]) -
     expect(code == (130 if number == signal.SIGINT else 75), (code, last))
 
 
-# In place of a library: it takes long to import, and swallows what is raised meanwhile.
-SWALLOWS = """
-import sys
-print("here", flush=True)
-while True:
-    try:
-        sys.stdin.readline()
-    except BaseException:
-        pass
-"""
 COMMANDS = (
     "train",
     "finetune",
@@ -130,15 +118,7 @@ def signals_in_imports(rng: random.Random, folder: pathlib.Path, count: int) -> 
     """Libraries that swallow exceptions while they are imported do not keep a command alive."""
     for number in range(count):
         where = rng.choice(("etils/__init__.py", "ml_collections.py"))
-        place = folder / f"libraries_{number}"
-        (place / where).parent.mkdir(parents=True)
-        (place / where).write_text(SWALLOWS)
-        variables = environment()
-        variables["PYTHONPATH"] = f"{place}:{variables['PYTHONPATH']}"
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        command = [sys.executable, "-m", f"vit_jax.{rng.choice(COMMANDS)}"]
-        job = subprocess.Popen(command, env=os.environ | variables, text=True, **pipes)
-        expect(job.stdout.readline() == "here\n", f"{command} does not import {where}")
+        job = importing(folder / f"libraries_{number}", where, rng.choice(COMMANDS))
         sent = rng.choice(list(NAMES))
         job.send_signal(sent)
         _, err = job.communicate(timeout=30)

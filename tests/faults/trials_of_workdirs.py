@@ -5,7 +5,6 @@ checkpoints that may not be read, files that can't be written, data that change 
 import contextlib
 import csv
 import errno
-import io
 import json
 import os
 import pathlib
@@ -14,14 +13,13 @@ import resource
 import shutil
 import subprocess
 import sys
-import tarfile
 
 import ml_collections
 import numpy as np
 from conftest import ROOT, TINY
 from etils import epath
 from processes_at_hand import expect
-from trials_of_files import encoded, finished_run, layout_of, photo
+from trials_of_files import encoded, finished_run, layout_of, photo, write_tar
 
 from vit_jax import cli, predict
 from vit_jax import config as configs
@@ -294,18 +292,9 @@ def read_back(path: pathlib.Path) -> list:
 # --- data that change or go away ---
 
 
-def make_tar(path: pathlib.Path, rng: random.Random) -> None:
-    with tarfile.open(path, "w") as archive:
-        for number in range(4):
-            content = encoded(photo(rng), "PNG")
-            info = tarfile.TarInfo(f"{rng.choice(('cat', 'dog'))}/{number}.png")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-
-
 def replace(rng, path: pathlib.Path) -> None:
     fresh = path.with_suffix(".new")
-    make_tar(fresh, rng)
+    write_tar(rng, fresh)
     fresh.replace(path)
 
 
@@ -339,7 +328,7 @@ def changed_shards(rng: random.Random, folder: pathlib.Path, count: int) -> dict
         root.mkdir()
         shards = [root / f"{i}.tar" for i in range(3)]
         for shard in shards:
-            make_tar(shard, rng)
+            write_tar(rng, shard)
         source = sources.open_source(f"tars:{root}", "train")
         kind = rng.choice(list(CHANGES))
         shard = rng.choice(shards)

@@ -33,6 +33,7 @@ def poisoned(monkeypatch, steps: set[int]) -> None:
     monkeypatch.setattr(loop.step, "make_train_step", make_train_step)
 
 
+@pytest.mark.slow
 def test_a_few_are_left_out_counted_and_told(tiny, tmp_path, monkeypatch):
     poisoned(monkeypatch, {5, 6, 9})
     assert run(tiny, tmp_path / "run", "--config.max_skipped=3") == 0
@@ -44,6 +45,7 @@ def test_a_few_are_left_out_counted_and_told(tiny, tmp_path, monkeypatch):
     assert all(np.isfinite(value).all() for value in final_params(tmp_path / "run").values())
 
 
+@pytest.mark.slow
 def test_so_many_in_a_row_end_the_run_with_their_ids(tiny, tmp_path, monkeypatch, capsys):
     poisoned(monkeypatch, {5, 7, 8, 9})
     assert run(tiny, tmp_path / "run", "--config.max_skipped=3", "--config.log_every=5") == 1
@@ -58,6 +60,7 @@ def test_so_many_in_a_row_end_the_run_with_their_ids(tiny, tmp_path, monkeypatch
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["4", "8"]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_with_them_has_failed_but_saved(tiny, tmp_path, monkeypatch, capsys):
     poisoned(monkeypatch, {12})
     assert run(tiny, tmp_path / "run", "--config.log_every=100") == 1

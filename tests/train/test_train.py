@@ -95,7 +95,8 @@ def test_a_finished_run_that_is_started_again_changes_nothing(done):
 
 
 # Before the first checkpoint, and while one is saved; tests/faults/ has more moments.
-@pytest.mark.parametrize("crash", [pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", [3, 8])
 def test_a_crashed_run_continues_with_the_same_bits(crash, done, tmp_path, monkeypatch):
     tiny, workdir = done
     write = metrics.MetricWriter.write
@@ -415,6 +416,7 @@ def test_weights_of_another_architecture_are_refused(done, tiny, tmp_path, capsy
     assert "is (64,), but the model has (128,)" in last_error(capsys)
 
 
+@pytest.mark.slow
 def test_a_corrupt_image_is_fatal_with_its_path_or_skipped_and_counted(tiny, tmp_path, capsys):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):

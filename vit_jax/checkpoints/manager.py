@@ -88,8 +88,7 @@ class Checkpointer:
         """
         silence_late_io()
         self.folder = epath.Path(folder)
-        for child in self.folder.iterdir() if self.folder.exists() else ():
-            regular.check_folder(child)
+        regular.check_below(self.folder)
         self.best = KeepBest(config.keep_best)
         preserved = [policies.LatestN(config.keep_last), self.best]
         if reach:

@@ -108,8 +108,8 @@ def write_params(folder, params: dict, meta: dict) -> None:
 
 def sealed_facts(folder) -> tuple[dict, dict[str, str]]:
     """(meta, checksums of the leaves) of a checkpoint; any exception if they are damaged."""
+    regular.check_below(folder)
     if "://" not in str(folder):
-        regular.check_below(folder)
         must_be_permitted(folder)
     return checksums.unseal(ocp.JsonCheckpointHandler().restore(epath.Path(folder) / "meta"))
 
@@ -118,8 +118,12 @@ def must_be_permitted(folder) -> None:
     """Raises OSError if a file or folder below may not be read: Orbax takes it for missing or
     damaged.
     """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     os.listdir(os.path.join(folder, "meta"))
-    for path, _, names in os.walk(folder):
+    for path, _, names in os.walk(folder, onerror=fail):
         for name in names:
             if not os.access(os.path.join(path, name), os.R_OK, effective_ids=EFFECTIVE):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)

@@ -132,6 +132,9 @@ def ending_of(error: BaseException, recovery: str) -> tuple[str, int] | None:
     problem = errors.storage_problem(error)
     if problem:
         return f"{problem}: fix it or choose another path; {recovery}", UserError.exit_code
+    lost = errors.read_problem(getattr(error, "filename", None) or "a file", error)
+    if lost:
+        return f"{lost}; {recovery}", lost.exit_code
     problem = errors.memory_problem(error)
     if problem:
         do = "choose a smaller model, image or batch, or a larger machine"

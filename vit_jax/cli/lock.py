@@ -81,7 +81,7 @@ class Lock:
             if found is first:
                 holder = name(parse(found.value))
                 log.warning(
-                    "%s was in use by %s: waiting %d s for a sign of life; --take_over would not",
+                    "%s is locked by %s: waiting %d s for a sign of life; --take_over skips this",
                     self.workdir,
                     holder,
                     EXPIRES_S,
@@ -184,7 +184,7 @@ def parse(content: bytes) -> dict:
 
 def name(holder: dict) -> str:
     if not holder:
-        return f"a process that can't be told from its {FILE}"
+        return f"an unknown process (its {FILE} can't be read)"
     return f"process {holder['pid']} on {holder['host']}, seen at {holder.get('renewed', '?')}"
 
 
@@ -207,7 +207,10 @@ def held(workdir: epath.Path, take_over: bool = False) -> Iterator[None]:
         except Exception as error:  # of many types, such as on a file system without locks
             problem = storage_problem(error) or one_line(error)[:160]
             log.warning(
-                "runs in %s are not kept apart: %s can't be written (%s)", workdir, FILE, problem
+                "%s is not locked against other runs: %s can't be written (%s)",
+                workdir,
+                FILE,
+                problem,
             )
         yield
 

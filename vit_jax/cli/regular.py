@@ -25,7 +25,7 @@ def check_mode(path, mode: int) -> None:
     """Raises NotRegular unless `mode`, of a stat, is that of a file or folder."""
     kind = KINDS.get(stat.S_IFMT(mode))
     if kind:
-        raise NotRegular(f"{path} is {kind}, not a regular file: remove it, or choose another")
+        raise NotRegular(f"{path} is {kind}, not a regular file: choose another, or move it away")
 
 
 def check(path) -> None:
@@ -53,20 +53,10 @@ def check_folder(folder) -> None:
 
 
 def check_below(folder) -> None:
-    """`check_folder` for a folder and all below it.
-
-    Raises:
-      NotRegular
-      OSError: one of them can't be listed.
-    """
-    if "://" in str(folder) or not os.path.exists(folder):
-        return
-    for path, _, _ in os.walk(folder, onerror=fail):
-        check_folder(path)
-
-
-def fail(error: OSError) -> None:
-    raise error
+    """`check` for all files below a folder, if there is one."""
+    for path, _, names in () if "://" in str(folder) else os.walk(folder):
+        for name in names:
+            check(os.path.join(path, name))
 
 
 def handle(path, flags: int = os.O_RDONLY) -> int:

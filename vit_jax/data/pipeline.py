@@ -264,8 +264,9 @@ def file_error(name: str, error: OSError) -> UserError:
     """That a disk does not give a file, whatever is in it."""
     kind = Unavailable if error.errno in LOST else UserError
     return kind(
-        f"{name} can't be read ({one_line(error)}): this is no damaged image, so it is not "
-        "skipped; check the disk and who may read it, and run the same command again"
+        f"{name} can't be read ({one_line(error)}): the file system failed, not the image, so it "
+        "is not skipped; restore the file, or check the disk and its permissions, and run the same "
+        "command again"
     )
 
 

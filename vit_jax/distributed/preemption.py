@@ -17,7 +17,7 @@ from vit_jax import errors
 from vit_jax.cli import lock
 from vit_jax.distributed import waits
 from vit_jax.distributed.waits import Interrupted
-from vit_jax.errors import SIGNALS, Preempted
+from vit_jax.errors import SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield  # Python handles signals in the main thread alone
             return
-        numbers = {number for number in SIGNALS if not errors.is_ignored(number)}
+        numbers = set(SIGNALS)
         if hasattr(sys, "ps1"):
             numbers.discard(signal.SIGINT)  # a notebook stops a cell by it
         if saves and jax.distributed.is_initialized():
@@ -65,15 +65,12 @@ class Signals:
         reader, self.writer = socket.socketpair()
         self.writer.setblocking(False)
         threading.Thread(target=self.hear, args=(reader,), daemon=True).start()
-        before = {number: signal.signal(number, self.handle) for number in numbers}
-        descriptor = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(descriptor)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self.writer.close()
+        with self.writer, errors.handling(numbers, self.handle):
+            before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
 
     def handle(self, number: int, frame) -> None:
         self.handled += 1
@@ -93,12 +90,11 @@ class Signals:
 
     def answer(self, number: int) -> None:
         if self.requested:
-            self.end(128 + number, f"ended by {SIGNALS[number]} before all was saved")
+            self.end(128 + number, f"ended by {SIGNALS[number]} before the save was complete")
         if not self.can_save:
-            code = 128 + number if number == signal.SIGINT else Preempted.exit_code
-            self.end(code, f"stopped by {SIGNALS[number]}")
+            self.end(errors.exit_code_of(number), f"stopped by {SIGNALS[number]}")
         self.requested = SIGNALS[number]
-        log.warning("%s: the run saves and stops; another one ends it at once", self.requested)
+        log.warning("%s: the run saves and stops; the next signal ends it", self.requested)
         if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)  # by JAX all processes agree on the step
 

@@ -7,7 +7,6 @@ missing, in lines of JSON. When all have come, process 0 frees the port for JAX.
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import threading
@@ -22,7 +21,8 @@ from vit_jax.distributed.job import (
     Job,
     bind_address,
 )
-from vit_jax.errors import UserError, printable
+from vit_jax.distributed.lines import Lines, numbers, send, shown, wake
+from vit_jax.errors import UserError
 
 RETRY_S = 0.5
 CONNECT_S = 5
@@ -34,7 +34,6 @@ FAREWELL_S = 5  # for the last message to each process
 STRANGERS = 64  # connections at a time that have not said who they are
 HELLO_SIZE = 1000  # bytes
 NEWS_SIZE = 2**20
-LARGEST = 10**9  # number of a process
 SILENT = "what listens there does not answer as process 0 does"
 
 
@@ -267,36 +266,6 @@ class Follower:
         )
 
 
-class Lines:
-    """Lines of JSON from a connection to whoever is there, which may be any program."""
-
-    def __init__(self, connection: socket.socket, size: int):
-        """`size`: the most bytes that wait for the end of a line."""
-        self.connection = connection
-        self.size = size
-        self.rest = b""
-
-    def read(self, seconds: float) -> dict:
-        """The object in the next line; ValueError for anything else, OSError if no line comes."""
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self.rest:
-            if len(self.rest) > self.size:
-                raise ValueError("the line is too long")
-            self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            part = self.connection.recv(4096)
-            if not part:
-                raise ConnectionError("the connection ended")
-            self.rest += part
-        line, _, self.rest = self.rest.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except RecursionError:
-            raise ValueError("the line is nested too deeply") from None
-        if not isinstance(message, dict):
-            raise ValueError("the line is not an object")
-        return message
-
-
 def read_hello(connection: socket.socket) -> tuple[int, int, str]:
     """(index, count, host) of a process that comes; ValueError if it is none."""
     hello = Lines(connection, HELLO_SIZE).read(CONNECT_S)
@@ -304,32 +273,6 @@ def read_hello(connection: socket.socket) -> tuple[int, int, str]:
     if not index < count:
         raise ValueError("no job has such a process")
     return index, count, shown(hello.get("host"))
-
-
-def numbers(values) -> list[int]:
-    """A list of numbers of processes; ValueError for anything else."""
-    if not isinstance(values, list) or not all(type(each) is int for each in values):
-        raise ValueError("these are not whole numbers")
-    if any(not 0 <= each < LARGEST for each in values):
-        raise ValueError("there are no such processes")
-    return values
-
-
-def shown(text) -> str:
-    """What another program says, for a line of ours; ValueError if it is no text."""
-    if not isinstance(text, str):
-        raise ValueError("this is not text")
-    return printable(" ".join(text.split()))[:200]
-
-
-def wake(connection: socket.socket) -> None:
-    """Ends what a thread waits for at a socket."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def send(connection: socket.socket, **message) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def server(job: Job) -> socket.socket:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def parse(text: str) -> dict[str, float] | None:
-    """A line of a metrics.jsonl; None if it is not whole."""
+    """A line of a metrics.jsonl; None if it is not complete."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -37,15 +37,15 @@ def split(path: epath.Path) -> list[str]:
 
 
 def read_lines(path: epath.Path) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl that are whole."""
+    """The complete lines of a metrics.jsonl."""
     return [line for line in map(parse, split(path)) if line is not None]
 
 
 def rewind(path: epath.Path, step: int) -> None:
     """Drops the lines after `step`, so that a resumed run writes each step once.
 
-    After a kill while writing, the last line may be half. If others are not whole, the file is kept
-    under another name before they are dropped.
+    After a kill, the last line may be incomplete. If others are, a copy of the file is kept before
+    they are dropped.
     """
     if not path.exists():
         return
@@ -56,10 +56,10 @@ def rewind(path: epath.Path, step: int) -> None:
         copy = cli.name_for_damaged(path)
         path.copy(copy)
         log.warning(
-            "%s: line %d%s can't be read and is dropped: the whole file is kept as %s",
+            "%s: line %d%s can't be read and is dropped; a copy of the file is kept as %s",
             path,
             damaged[0],
-            f", as {len(damaged) - 1} others," if damaged[1:] else "",
+            f" (and {len(damaged) - 1} more)" if damaged[1:] else "",
             copy.name,
         )
     kept = [

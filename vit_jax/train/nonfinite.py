@@ -1,5 +1,5 @@
-"""What happens when loss or gradients are not finite, as where no example of a batch can be used:
-the step leaves the update out, the run tells it, or ends.
+"""What happens when loss or gradients are not finite, or no example of a batch can be used: the
+step skips the update, and the run logs that, or ends.
 """
 
 import contextlib
@@ -66,5 +66,5 @@ class SkippedUpdates:
             f"loss or gradients were not finite in {len(updates)} updates in a row, from step "
             f"{first} on (loss at step {number}: {loss}; examples of step {first}: {shown}; of all "
             f"in {path}): they were skipped, and saved checkpoints are valid; lower optim.lr, set "
-            "optim.grad_clip_norm, or look at the data, of which perhaps none can be used"
+            "optim.grad_clip_norm, or check whether the examples can be read"
         )

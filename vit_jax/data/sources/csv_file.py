@@ -33,8 +33,8 @@ def column_name(text: str) -> str:
 
 
 def check_columns(columns: list[str], where: str) -> None:
-    """Raises UserError for columns that are missing, repeated, or named almost like a known one;
-    warns of others, which are ignored.
+    """Raises UserError for columns that are missing or repeated, and a misspelled `split`; warns of
+    others, which are ignored.
     """
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
     for column in (PATH, kind):
@@ -52,14 +52,12 @@ def check_columns(columns: list[str], where: str) -> None:
             f"CSV file {where} has both columns {LABEL!r} and {LABELS!r}: remove one, or rename it"
         )
     others = [column for column in columns if column not in KNOWN]
-    absent = [known for known in (PATH, SPLIT) if known not in columns]
-    for column in others:
-        meant = difflib.get_close_matches(column, absent, 1, ALIKE)
-        if meant:
-            raise UserError(
-                f"CSV file {where} has the column {column!r}, which is not known: call it "
-                f"{meant[0]!r}, or if it is something else, choose a name that is less like that"
-            )
+    similar = difflib.get_close_matches(SPLIT, others, 1, ALIKE)
+    if similar and SPLIT not in columns:
+        raise UserError(
+            f"CSV file {where} has the column {similar[0]!r}, which is not known: call it "
+            f"{SPLIT!r}, or, if it is something else, choose a name that is not so similar"
+        )
     if others:
         log.warning("CSV file %s: columns %s are ignored", where, ", ".join(map(repr, others)))
 
