@@ -328,7 +328,7 @@ def bad_name(rng, folder: pathlib.Path, config: str) -> str:
 
 
 def wrong_kind(rng, folder: pathlib.Path, config: str) -> str:
-    """A folder is at the place of a file of the run, or a file at that of a folder."""
+    """A folder is in the place of a file of the run, or a file in that of a folder."""
     run = folder / f"run_{rng.randrange(10**9)}"
     name = rng.choice((*A_FOLDER_INSTEAD, "checkpoints", "profile"))
     more = ["--config.profile.num_steps=2"] if name == "profile" else []

@@ -503,11 +503,11 @@ def test_a_workdir_whose_name_does_not_do_is_refused(tiny, tmp_path, capsys, nam
 
 
 @pytest.mark.parametrize("name", ["log.txt", "skipped.jsonl", "metrics.jsonl", "left_out.json"])
-def test_a_folder_at_the_place_of_a_file_is_named_before_training(tiny, tmp_path, capsys, name):
+def test_a_folder_in_the_place_of_a_file_is_named_before_training(tiny, tmp_path, capsys, name):
     path = tmp_path / "run" / name
     path.mkdir(parents=True)
     assert run(tiny, tmp_path / "run") == 2
-    assert f"a folder is at the place of a file: {path}" in last_error(capsys)
+    assert f"a folder is in the place of a file: {path}" in last_error(capsys)
 
 
 def test_too_few_open_files_are_told_at_the_start(tiny, tmp_path, capsys):
