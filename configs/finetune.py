@@ -10,11 +10,15 @@ trains on all of train. Expected after pretraining on ImageNet-21k (paper, table
 98.95 %, cifar100 91.67 %, imagenet2012 83.97 %, oxford_iiit_pet 94.43 %, oxford_flowers102 99.38 %;
 L/16 imagenet2012 85.15 % at 512.
 
+A task of VTAB, such as vtab:dmlab, has the crops and flips of `vit_jax.vtab run`: some would change
+its labels.
+
 Cost: B/16 at 384, 10,000 steps of 512 images: 1.7e18 FLOP.
 """
 
 import ml_collections
 
+from vit_jax.data.sources import vtab_tasks
 from vit_jax.data.sources.catalog import CATALOG
 
 # Table 4: (steps, learning rates to choose from).
@@ -50,6 +54,8 @@ def get_config(arg="B/16,cifar10"):
     config.total_steps = steps
     config.image_size = 384
     config.data = dict(name=dataset, split="train", batch_size=512, crop="inception", flip=True)
+    if dataset.startswith(vtab_tasks.PREFIX):
+        config.data.update(vtab_tasks.augmentation(dataset))
     config.model = dict(variant=variant, pool="tok", dtype="bfloat16")
     config.optim = dict(
         name="sgd", momentum=0.9, momentum_dtype="bfloat16", schedule="cosine", wd=0.0

@@ -10,7 +10,7 @@ at 224 pixels; the median of three seeds. The weights determine the model. Expec
 table 2, mean of 19 tasks): H/14 pretrained on JFT-300M 77.63 %, L/16 on JFT-300M 76.28 %, L/16 on
 ImageNet-21k 72.72 %.
 
-Cost of `vit` for B/16: 19 x 3 x 2.1e17 FLOPs, and 390,000 test images three times.
+Cost of `vit` for B/16: 19 x 3 x 4.26e17 FLOP, and 390,000 test images three times.
 """
 
 import ml_collections

@@ -1,6 +1,7 @@
 """Every shipped recipe against the tables of the papers, and every model that they name."""
 
 import math
+import re
 
 import jax
 import pytest
@@ -204,6 +205,36 @@ def test_plain_vit_is_arxiv_2205_01580():
         sum(leaf.size for leaf in jax.tree.leaves(params))
         == 22_050_664 - 198 * 384 + 384 * 384 + 384
     )
+
+
+# Figures of the docstrings under "Cost".
+COSTS = [
+    ("vtab.py", "vit", "x 4.26e17 FLOP"),
+    ("finetune.py", "B/16,cifar10", "1.7e18 FLOP"),
+    ("pretrain.py", "B/16,imagenet2012", "4.1e19 FLOP"),
+    ("deit3.py", "S/16,imagenet2012", "S/16 2.8e19 FLOP"),
+    ("deit3.py", "B/16,imagenet2012", "B/16 7.9e19"),
+    ("deit3.py", "L/16,imagenet2012", "L/16 2.8e20"),
+    ("deit3.py", "H/14,imagenet2012", "H/14 4.8e20"),
+    ("deit3.py", "S/16,imagenet21k", "S/16 9.4e19"),
+    ("deit3.py", "B/16,imagenet21k", "B/16 3.6e20"),
+    ("deit3.py", "L/16,imagenet21k", "L/16 1.3e21"),
+    ("deit3.py", "H/14,imagenet21k", "H/14 4.0e20"),
+]
+
+
+@pytest.mark.parametrize(("file", "argument", "figure"), COSTS)
+def test_costs_count_two_flops_per_multiplication_and_addition(file, argument, figure):
+    words = " ".join(configs.import_file(str(CONFIGS / file)).__doc__.split())
+    assert figure in words.partition("Cost")[2]
+    config = load(f"{file}:{argument}")
+    is_vtab = config.data.name == "vtab"  # whose head is padded for all tasks
+    facts = catalog.Facts(0, 512) if is_vtab else catalog.declared(config)
+    model = experiment.make_model(config, facts.num_classes)
+    steps = experiment.plan_steps(config, facts.num_examples)
+    flops = 3 * model.flops * config.data.batch_size * steps
+    (digits,) = re.findall(r"\d\.(\d+)e\d+", figure)
+    assert f"{flops:.{len(digits)}e}".replace("+", "") in figure
 
 
 @pytest.mark.parametrize("row", AUGREG, ids=lambda row: f"{row[1]},{row[0]}")

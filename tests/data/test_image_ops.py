@@ -5,7 +5,7 @@ choices have the right probabilities.
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import golden
+from conftest import below, golden
 
 from vit_jax.data import image_ops
 
@@ -109,6 +109,22 @@ def test_overshoot_of_bicubic_is_clipped():
     assert free.min() < -5 and free.max() > 260
     found = image_ops.resize(tf.constant(image), 40, "bicubic").numpy()
     np.testing.assert_array_equal(found, np.clip(free, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("size", [(9, 9), (64, 64), (48, 80), (101, 7)])
+def test_bilinear_tf1_is_that_of_tensorflow_1(size):
+    """Its images are float32: ours have the nearest values of uint8."""
+    for name in below(BIG_VISION, "img"):
+        image = tf.constant(BIG_VISION[f"img/{name}"])
+        published = tf.compat.v1.image.resize(image, size).numpy()
+        found = image_ops.resize(image, size, "bilinear_tf1")
+        assert found.dtype == tf.uint8
+        np.testing.assert_array_equal(found, np.round(published))
+        floats = image_ops.resize(tf.cast(image, tf.float32), size, "bilinear_tf1")
+        np.testing.assert_array_equal(floats, published)
+        small = image_ops.resize_small(image, size[0], "bilinear_tf1")
+        whole = tf.compat.v1.image.resize(image, small.shape[:2]).numpy()
+        np.testing.assert_array_equal(small, np.round(whole))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -221,14 +221,15 @@ def test_crops_of_pngs_and_jpegs_are_the_same_windows(tmp_path):
     assert difference.max() <= 8 and difference.mean() < 1.5
 
 
-def test_random_crops_are_windows_of_seven_eighths():
-    config = train_config(12, crop="random")
-    config.image_size = 14
+@pytest.mark.parametrize(("given", "size"), [({}, 14), (dict(fraction=0.75), 12)])
+def test_random_crops_are_windows_of_seven_eighths_or_another_fraction(given, size):
+    config = train_config(12, crop="random", **given)
+    config.image_size = size
     pictures = noise(6)  # 16 is 14 * 8 / 7: nothing is resized
     for batch in train(memory_source(pictures), config):
         for image, i in zip(batch["image"], batch["id"], strict=True):
-            corners = itertools.product(range(3), range(3))
-            windows = [pictures[i, y : y + 14, x : x + 14] for y, x in corners]
+            corners = itertools.product(range(17 - size), range(17 - size))
+            windows = [pictures[i, y : y + size, x : x + size] for y, x in corners]
             assert any(
                 np.array_equal(image, window) or np.array_equal(image, window[:, ::-1])
                 for window in windows

@@ -7,23 +7,25 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import mocked_tfds
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from conftest import ROOT
+from conftest import ROOT, below, golden
 
 from vit_jax import config as configs
 from vit_jax.data import __main__ as data_command
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
-from vit_jax.train import experiment
+from vit_jax.train import experiment, optim
 from vit_jax.train import state as states
 from vit_jax.vtab import __main__ as command
-from vit_jax.vtab import protocol, report, suite, trainer
+from vit_jax.vtab import protocol, report, suite, task_data, trainer
 
+LIGHTWEIGHT, LIGHTWEIGHT_CONFIG = golden("vtab_lightweight")
 TASKS = "dtd,oxford_iiit_pet,kitti_closest_vehicle_distance"
 SMALL = textwrap.dedent(
     """
@@ -153,12 +155,47 @@ def test_schedules_are_stretched_with_the_number_of_steps():
     assert found["stairs"] == ((3_000, 0.1), (6_000, 0.01), (9_000, 0.001))
 
 
+@pytest.mark.parametrize("case", LIGHTWEIGHT_CONFIG["cases"], ids=lambda case: case["total_steps"])
+def test_the_lightweight_learning_rate_is_that_of_task_adaptation(case):
+    config = configs.load(f"{ROOT}/configs/vtab.py:lightweight")
+    total = case["total_steps"]
+    assert case["lr"] in config.vtab.lrs and total in config.vtab.steps
+    settings = trainer.stretch_schedule(config, total) | dict(lr=case["lr"])
+    params = dict(head=dict(kernel=jnp.zeros([1, 1])))
+    _, schedule = optim.make_optimizer(ml_collections.ConfigDict(settings), params, total)
+    rates = [schedule(step) for step in LIGHTWEIGHT[f"{total}/steps"]]
+    np.testing.assert_allclose(rates, LIGHTWEIGHT[f"{total}/lr"], rtol=1e-6)
+
+
+def test_lightweight_images_are_those_of_task_adaptation(small, tmp_path):
+    """Those of training and of evaluation; ours are rounded to the 256 values of uint8."""
+    features = tfds.builder("dtd", data_dir="/nowhere").info.features
+    own = [
+        features.serialize_example(
+            features.encode_example(dict(image=image, label=0, file_name="x"))
+        )
+        for image in below(LIGHTWEIGHT, "image").values()
+    ]
+    records = dict(train=own, test=own, validation=own)
+    mocked_tfds.write("dtd:3.0.1", str(tmp_path), mocked_tfds.COUNTS["dtd:3.0.1"], records)
+    given = [f"--config.data.data_dir={tmp_path}"]
+    config = configs.load(f"{small}/small.py:lightweight", given)
+    found = task_data.find("dtd", config)
+    training = task_data.training_set("dtd", found, config, config.image_size).image
+    mesh = meshes.make_mesh(config.mesh)
+    _, batches = task_data.batches_of("dtd", found, "val200", config, mesh)
+    published = np.stack(list(below(LIGHTWEIGHT, "resized").values()))
+    for image in (training[: len(own)], np.asarray(next(batches)["image"])[: len(own)]):
+        np.testing.assert_allclose(image / 127.5 - 1, published, atol=0.5 / 127.5 + 1e-6)
+
+
 @pytest.mark.parametrize("name", protocol.PROTOCOLS)
 def test_the_config_follows_its_protocol_and_departures_are_named(name):
     assert protocol.departures(configs.load(f"{ROOT}/configs/vtab.py:{name}")) == []
     changed = dict(image_size=448, seed=3) | {
         "optim.warmup_steps": 9,
         "optim.layer_decay": 0.5,
+        "data.method": "bicubic",
         "data.randaug_layers": 2,
         "model.droppath": 0.1,
         "model.scan": True,

@@ -3,6 +3,7 @@
 """
 
 import hashlib
+import json
 import os
 import pathlib
 
@@ -12,16 +13,21 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import vtab_spec
+from conftest import GOLDEN, ROOT
 
 from comparisons import sprites
+from vit_jax import config as configs
 from vit_jax.data import images
-from vit_jax.data.sources import tfds_labels, vtab_tasks
+from vit_jax.data.sources import catalog, tfds_labels, vtab_tasks
 from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.data.sources import vtab_fingerprint as fingerprint
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import UserError
+from vit_jax.train.experiment import Experiment
+from vit_jax.vtab import trainer
 
 NAMES = tuple(VTAB)
+SCENIC = json.loads((GOLDEN / "vtab_scenic.json").read_text())["tasks"]
 
 
 def split_dict(counts):
@@ -68,6 +74,60 @@ def test_every_part_has_the_examples_of_the_specification(name):
     for part, (expression, count) in task.splits.items():
         assert found_positions(counts, expression) == expected[part], part
         assert count == sum(end - start for _, start, end in expected[part]), part
+
+
+def operations(data, size: int) -> str:
+    """What `config.data` does to the side and the orientation of an image, in scenic's words."""
+    crop = data.crop
+    if crop == "resize":
+        crop = f"resize({size})"
+    if crop == "random":
+        crop = f"resize({images.larger(size, data.fraction)})|random_crop({size})"
+    return crop + "|flip_lr" * data.flip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fine_tuning_crops_and_flips_as_scenic_does(name):
+    recipe = f"{ROOT}/configs/finetune.py:B/16,vtab:{name}"
+    config = configs.load(recipe)
+    classes, training, evaluation = SCENIC[name]
+    assert operations(config.data, config.image_size) == training
+    test = config.evals.test.data
+    assert f"{test.crop}({config.image_size})" == evaluation
+    assert (test.method, test.split) == ("", "test")
+    assert catalog.declared(config).num_classes == classes
+    suite_side = trainer.resized_side(384) if VTAB[name].crop else 384
+    assert training.startswith(f"resize({suite_side})") and ("flip" in training) == VTAB[name].flip
+    own = configs.load(recipe, ["--config.data.crop=inception", "--config.data.flip=True"])
+    assert (own.data.crop, own.data.flip) == ("inception", True)
+
+
+def test_other_crops_and_flips_of_a_task_are_logged(caplog):
+    def logged(name, *arguments):
+        caplog.clear()
+        config = configs.load(f"{ROOT}/configs/demo.py", [f"--config.data.name={name}", *arguments])
+        Experiment.declared(config)
+        return [record.getMessage() for record in caplog.records]
+
+    flip = "--config.data.flip=True"
+    (crop,) = logged("vtab:dmlab", "--config.data.crop=inception", flip)
+    assert crop.startswith("vtab:dmlab: data.crop=inception, but `vit_jax.vtab run` has resize")
+    (flipped,) = logged("vtab:dsprites_label_x_position", "--config.data.crop=resize", flip)
+    assert "data.flip=True, but `vit_jax.vtab run` has False" in flipped
+    (share,) = logged("vtab:dtd", "--config.data.crop=random", flip)
+    assert "data.fraction=0.875" in share
+    parts = (
+        "--config.data.mixture=(('vtab:dmlab', 1.0), ('vtab:kitti_closest_vehicle_distance', 1.0))"
+    )
+    both = logged(
+        "mixture", parts, "--config.data.crop=random", flip, "--config.evals.val.data.name=digits"
+    )
+    assert [line.split(": ")[0] for line in both] == [
+        "vtab:dmlab",
+        "vtab:kitti_closest_vehicle_distance",
+    ]
+    assert not logged("vtab:dmlab", "--config.data.crop=resize", flip)
+    assert not logged("digits", "--config.data.crop=inception")
 
 
 def features_of(task):

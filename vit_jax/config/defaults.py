@@ -33,6 +33,7 @@ ADAM = {"optim.name": ("adam", "lamb")}
 SGD = {"optim.name": ("sgd",)}
 MOMENTUM = {"optim.name": ("sgd", "adafactor")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
+STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
 CLASSIFICATION = {"evals.*.type": ("classification",)}
 FEWSHOT = {"evals.*.type": ("fewshot",)}
@@ -40,6 +41,8 @@ KNN = {"evals.*.type": ("knn",)}
 FROM_FEATURES = {"evals.*.type": ("fewshot", "knn", "linear_probe")}
 
 # fmt: off
+METHODS = {"bilinear": "", "bicubic": "antialiased",
+           "bilinear_tf1": "as in TensorFlow 1, without half-pixel centres"}
 RUN = dict(
     seed=key(0, "of initialisation, data order, augmentation and dropout"),
     prng=key("threefry2x32", "random numbers of dropout and of augmentation on the device; initial "
@@ -143,10 +146,12 @@ DATA = dict(
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",
                 within=(1, 64), vtab=False),
     crop=key("inception", "how a training image is cropped", {
-        "inception": "random area and aspect ratio", "random": "a 7/8 crop",
+        "inception": "random area and aspect ratio", "random": "a share of each side",
         "simple": "resize the shorter side, reflect the border, crop",
         "resize": "the whole image"}),
-    method=key("bilinear", "of resizing", {"bilinear": "", "bicubic": "antialiased"}, vtab=False),
+    fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
+                 only_if={"data.crop": ("random",)}, vtab=False),
+    method=key("bilinear", "of resizing", METHODS),
     area_min=key(0.05, "smallest share of the image in an inception crop", within=(1e-6, 1.0),
                  only_if=INCEPTION, vtab=False),
     flip=key(True, "flip with probability 0.5"),
@@ -184,7 +189,9 @@ OPTIM = dict(
                   only_if=RSQRT),
     shift=key(0, "steps by which the schedule starts later on its curve", only_if=RSQRT),
     stairs=key((), "(step, factor) pairs: from the step on, lr is multiplied by the factor",
-               pairs=(int, float), only_if={"optim.schedule": ("stair",)}),
+               pairs=(int, float), only_if=STAIR),
+    stairs_after=key(False, "lr changes one update later, as in TensorFlow 1's piecewise_constant",
+                     only_if=STAIR),
     wd=key(0.0, "decoupled weight decay"),
     wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
                     "schedule only (big_vision)",
@@ -267,7 +274,7 @@ EVAL = together(resume=True, keys=dict(
         fraction=key(0.875, "share of the shorter side in a central crop (224 / 256)",
                      within=(1e-3, 1.0), only_if={"evals.*.data.crop": ("central",)}),
         method=key("", "of resizing", {
-            "": "bilinear, or area before a crop", "bilinear": "", "bicubic": "antialiased"}),
+            "": "bilinear, or area before a crop"} | METHODS),
     ),
 ))
 

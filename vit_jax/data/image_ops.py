@@ -33,6 +33,19 @@ def as_dtype(image, dtype):
     return tf.cast(image, dtype)
 
 
+def interpolate(image, size, method, antialias):
+    """tf.image.resize, or with method "bilinear_tf1" that of TensorFlow 1, which has no half-pixel
+    centres.
+    """
+    if method != "bilinear_tf1":
+        resized = tf.image.resize(image, size, method=method, antialias=antialias)
+        return as_dtype(resized, image.dtype)
+    resized = tf.raw_ops.ResizeBilinear(images=tf.cast(image, tf.float32)[None], size=size)[0]
+    if image.dtype == tf.uint8:
+        resized = tf.round(resized)  # published code goes on with float32, and does not truncate
+    return tf.cast(resized, image.dtype)
+
+
 def resize(image, size, method="bilinear", antialias=False):
     """Resizes to (h, w) without keeping the aspect ratio."""
     if method == "bilinear" and not antialias and image.dtype == tf.uint8:
@@ -41,8 +54,7 @@ def resize(image, size, method="bilinear", antialias=False):
         image = tf.cast(image, tf.float32)[None]
         resized = tf.raw_ops.ResizeBilinear(images=image, size=pair(size), half_pixel_centers=True)
         return tf.cast(resized[0], tf.uint8)
-    resized = tf.image.resize(image, pair(size), method=method, antialias=antialias)
-    return as_dtype(resized, image.dtype)
+    return interpolate(image, pair(size), method, antialias)
 
 
 def resize_small(image, size, method="area", antialias=False):
@@ -53,8 +65,7 @@ def resize_small(image, size, method="area", antialias=False):
     fits = tf.reduce_prod(target) <= MAX_RESIZED
     check = require(fits, "the image is too long and thin to be resized:", target)
     with tf.control_dependencies([check]):
-        resized = tf.image.resize(image, target, method=method, antialias=antialias)
-        return as_dtype(resized, image.dtype)
+        return interpolate(image, target, method, antialias)
 
 
 def central_crop(image, size=None):

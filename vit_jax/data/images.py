@@ -183,7 +183,7 @@ def window(data, size: int) -> Callable:
         return inception_window(shape, seed, data.area_min)
 
     def random(shape, seed):
-        return random_window(tf.fill([2], larger(size)), seed)
+        return random_window(tf.fill([2], larger(size, data.fraction)), seed)
 
     def simple(shape, seed):
         ratio = tf.cast(size / tf.reduce_min(shape[:2]), tf.float32)
@@ -196,9 +196,9 @@ def window(data, size: int) -> Callable:
     return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
 
 
-def larger(size: int) -> int:
-    """The side of which data.crop=random takes 7/8, such as 256 for 224."""
-    return round(size * 8 / 7)
+def larger(size: int, fraction: float) -> int:
+    """The side of which a crop takes `fraction`, such as 256 for 224 with 7/8."""
+    return round(size / fraction)
 
 
 def resizing(method: str) -> dict:
@@ -218,7 +218,7 @@ def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
         return image_ops.resize(decode_box(encoded, seed, data.area_min, most), size, **how)
 
     def random(encoded, seed):
-        image = image_ops.resize(decode(encoded, most), larger(size), **how)
+        image = image_ops.resize(decode(encoded, most), larger(size, data.fraction), **how)
         return image_ops.random_crop(image, size, seed)
 
     def simple(encoded, seed):

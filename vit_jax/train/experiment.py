@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from vit_jax import config as configs
 from vit_jax.data import to_device
 from vit_jax.data.augment.batch import make_preprocess
-from vit_jax.data.sources import catalog
+from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
@@ -56,6 +56,7 @@ class Experiment:
           UserError: they do not fit together.
         """
         total_steps = plan_steps(config, facts.num_examples)
+        warn_of_augmentation(config.data)
         sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
         model = make_model(config, facts.num_classes)
         sharding.check_model(model, mesh)
@@ -121,6 +122,20 @@ def plan_steps(config, num_examples: int) -> int:
             f"{config.data.batch_size}: train longer or use a smaller batch"
         )
     return total
+
+
+def warn_of_augmentation(data) -> None:
+    """Logs how crops and flips of a task of VTAB differ from those of `vit_jax.vtab run`."""
+    for name in catalog.data_sets(data):
+        if not name.startswith(vtab_tasks.PREFIX):
+            continue
+        for key, standard in vtab_tasks.augmentation(name).items():
+            if key in data and data[key] != standard:
+                log.warning(
+                    "%s: data.%s=%s, but `vit_jax.vtab run` has %s: crops and flips can change "
+                    "labels",
+                    *(name, key, data[key], standard),
+                )
 
 
 def make_model(config, num_classes: int) -> Classifier:

@@ -229,7 +229,7 @@ def make_optimizer(config, params, total_steps: int):
     """
     if config.name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {config.name!r}: use one of {', '.join(OPTIMIZERS)}")
-    options = ("end_lr", "power", "timescale", "shift", "stairs")
+    options = ("end_lr", "power", "timescale", "shift", "stairs", "stairs_after")
     schedule = make_schedule(
         config.schedule,
         config.lr,

@@ -25,13 +25,13 @@ def rsqrt(progress, steps, *, lr, timescale, shift, **_):
     return lr / jnp.sqrt(1.0 + (jnp.maximum(steps, 0.0) + shift) / timescale)
 
 
-def stair(progress, steps, *, lr, stairs, warmup_steps, **_):
-    """lr, and from each step of `stairs` on, lr times its factor (of lr itself, not of the stair
-    before).
+def stair(progress, steps, *, lr, stairs, stairs_after, warmup_steps, **_):
+    """lr, and from each step of `stairs` on, or after it, lr times its factor (of lr itself, not of
+    the stair before).
     """
     factors = jnp.array([1.0, *(factor for _, factor in stairs)])
     starts = jnp.array([start - warmup_steps for start, _ in stairs], jnp.float32)
-    return lr * factors[jnp.searchsorted(starts, steps, side="right")]
+    return lr * factors[jnp.searchsorted(starts, steps, side="left" if stairs_after else "right")]
 
 
 def constant(progress, steps, *, lr, **_):
@@ -60,6 +60,7 @@ def make_schedule(
     timescale: int = 10_000,
     shift: int = 0,
     stairs: Sequence[tuple[int, float]] = (),
+    stairs_after: bool = False,
 ) -> Callable:
     """The learning rate as a function of updates done: linear warm-up from 0, decay, linear
     cooldown to 0.
@@ -76,6 +77,7 @@ def make_schedule(
       shift: steps by which `rsqrt` starts further along, counting the warm-up (to continue with
         another batch size).
       stairs: of `stair`, ascending (step of the run, factor of lr from there on).
+      stairs_after: the update at the step itself has the rate from before.
 
     Raises:
       ValueError: unknown name.
@@ -84,7 +86,7 @@ def make_schedule(
         raise ValueError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}")
     decay = SCHEDULES[name]
     options = dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
-    options |= dict(timescale=timescale, shift=shift, stairs=stairs)
+    options |= dict(timescale=timescale, shift=shift, stairs=stairs, stairs_after=stairs_after)
 
     def schedule(step):
         steps = jnp.asarray(step, jnp.float32) - warmup_steps

@@ -65,7 +65,7 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
     from vit_jax.data.sources import vtab as vtab_source
 
     source = vtab_source.open_part(name, vtab_tasks.vtab(name), found, "train800val200")
-    resize = ml_collections.ConfigDict(dict(crop="resize", method=""))
+    resize = ml_collections.ConfigDict(dict(crop="resize", method=config.data.method))
     common = (size, config.data.on_corrupt, config.data.threads)
     host = pipeline.eval_pipeline(resize, source, np.arange(DECODE), DECODE, *common)
     batches = list(host.batches())

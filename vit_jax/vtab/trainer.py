@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.data.augment.batch import FLIP, flip, keys, make_preprocess
+from vit_jax.data.sources.vtab_tasks import RESIZE_RATIO
 from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import classification
@@ -24,9 +25,6 @@ from vit_jax.train import optim, step
 log = logging.getLogger("vit_jax.vtab")
 
 MASKED = -1e9  # the logit of a class that the task does not have
-# Side of the images that random crops are taken from, relative to that of the crops: 448 for 384
-# (BiT, arXiv 1912.11370, supplement F).
-RESIZE_RATIO = 7 / 6
 # Uses of random numbers: of a run, and of one example (`data.augment.batch` has those before CROP).
 ORDER = 0
 AUGMENT = 1

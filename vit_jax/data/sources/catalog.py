@@ -79,6 +79,13 @@ def mixture_parts(data) -> list[tuple[str, str, float]]:
     return parts
 
 
+def data_sets(data) -> list[str]:
+    """The names of what `config.data` trains on."""
+    if data.name == "mixture":
+        return [name for name, *_ in mixture_parts(data)]
+    return [data.name]
+
+
 def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
     """(examples, classes, class names) without opening a prepared data set; 0 if not known."""
     if name.startswith(vtab_tasks.PREFIX):

@@ -14,6 +14,9 @@ from vit_jax.errors import UserError
 
 GROUPS = ("natural", "specialized", "structured")
 PREFIX = "vtab:"  # of a task's name in data.name, where other data sets may stand, too
+# Side of the images that random crops are taken from, relative to that of the crops: 448 for 384
+# (BiT, arXiv 1912.11370, supplement F).
+RESIZE_RATIO = 7 / 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,3 +167,12 @@ def vtab(name: str) -> Task:
     if name not in VTAB:
         raise UserError(f"VTAB has no task {name!r}: choose one of {', '.join(VTAB)}")
     return VTAB[name]
+
+
+def augmentation(name: str) -> dict:
+    """The keys of `config.data` by which vtab:TASK is trained with the crops and flips of
+    `vtab run`.
+    """
+    task = vtab(name.removeprefix(PREFIX))
+    crop = dict(crop="random", fraction=1 / RESIZE_RATIO) if task.crop else dict(crop="resize")
+    return crop | dict(flip=task.flip)
