@@ -17,8 +17,12 @@ Differences from theirs:
 - The batch size with three copies of each image is 2016 (672 images), not 2048.
 - Mixup and CutMix draw one value and pair images over the whole batch, not over the 64 to 256
   images of each GPU.
-- The learning rate decays per step and to 0, not per epoch and to 1e-5; warm-up starts at 0, not at
-  1e-6.
+- The learning rate changes with every step, from 0 and to 0. Theirs (the cosine of timm 0.3.2,
+  unchanged in 1.0.31) changes after every epoch, from 1e-6 and to 1e-5: epochs 0 and 1 have 1e-6,
+  and epoch e has the rate of time e - 1, on a cosine that counts from epoch 0, not from the end of
+  the warm-up. In the warm-up, ours is higher by up to 40 % of the peak; from epoch 6 on, they
+  differ by at most 0.43 % of the peak in 800 epochs (S/16: 0.35 %), 0.73 % in 400, 1.32 % in 240
+  and 3.41 % in 90.
 - LAMB's trust ratio is computed separately for query, key and value; theirs are one array.
 - The class token has a row in the position embedding, so the sum of both is learned twice as fast.
 - Kernels have Xavier initialisation; theirs are normal with a standard deviation of 0.02, as only
@@ -84,7 +88,7 @@ def get_config(arg="B/16,imagenet2012"):
         config.loss = "multilabel_xent"
         config.mixup = 0.8
         config.data.update(
-            split="train", batch_size=2016, repeats=3, crop="inception", area_min=0.08
+            split="train", batch_size=2016, repeats=3, crop="torchvision", area_min=0.08
         )
         split = "validation"
     else:

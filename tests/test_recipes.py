@@ -4,8 +4,9 @@ import math
 import re
 
 import jax
+import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, golden
 from test_models import COUNTS
 
 from vit_jax import config as configs
@@ -13,6 +14,7 @@ from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
 from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
+from vit_jax.train.schedules import make_schedule
 from vit_jax.weights import adapt
 
 CONFIGS = ROOT / "configs"
@@ -358,7 +360,7 @@ def test_deit3_is_arxiv_2204_07118(row):
     ):  # --mixup .8 --smoothing 0.0 --bce-loss --repeated-aug, and 2048 images a batch
         assert (config.mixup, config.label_smoothing, config.loss) == (0.8, 0.0, "multilabel_xent")
         assert (data.crop, data.area_min, data.repeats, data.batch_size) == (
-            "inception",
+            "torchvision",
             0.08,
             3,
             2016,
@@ -376,6 +378,37 @@ def test_deit3_is_arxiv_2204_07118(row):
     assert sum(leaf.size for leaf in jax.tree.leaves(counted)) / 1e6 == pytest.approx(
         millions, abs=0.1
     )
+
+
+@pytest.mark.parametrize(
+    ("argument", "epochs", "largest"),
+    [
+        ("S/16,imagenet2012", 800, 0.35),
+        ("B/16,imagenet2012", 800, 0.43),
+        ("B/16,imagenet2012", 400, 0.73),
+        ("B/16,imagenet21k", 240, 1.32),
+        ("H/14,imagenet21k", 90, 3.41),
+    ],
+)
+def test_the_learning_rate_of_deit3_differs_from_theirs_as_its_docstring_says(
+    argument, epochs, largest
+):
+    """From timm's CosineLRScheduler, 0.3.2 and 1.0.31 alike, stepped after each epoch as in their
+    main.py; `largest`: in percent of the peak, from epoch 6 on.
+    """
+    config = load(f"deit3.py:{argument}")
+    peak = config.optim.lr
+    theirs = golden("lr_deit3")[0][f"rates/{epochs},{peak}"]
+    steps = catalog.declared(config).num_examples / config.data.batch_size  # of an epoch
+    schedule = make_schedule("cosine", peak, round(epochs * steps), config.optim.warmup_steps)
+    first = np.asarray(schedule(np.round(np.arange(epochs) * steps)))
+    last = np.asarray(schedule(np.round(np.arange(1, epochs + 1) * steps) - 1))
+    difference = np.maximum(abs(first - theirs), abs(last - theirs)) * 100 / peak
+    assert difference[6:].max() == pytest.approx(largest, abs=0.005)
+    assert difference[:6].max() == pytest.approx(40, abs=0.5)
+    assert (last[:6] > theirs[:6]).all() and theirs[0] == theirs[1] == 1e-6
+    assert last[-1] < 1e-9 and theirs[-1] == pytest.approx(1e-5, rel=0.13)
+    assert f"{largest} %" in (CONFIGS / "deit3.py").read_text()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def show(tiny, tmp_path, *arguments) -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("crop", ["inception", "random", "simple", "resize"])
+@pytest.mark.parametrize("crop", ["inception", "torchvision", "random", "simple", "resize"])
 def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
     folder = photo_folder(tmp_path / "photos")
     arguments = [
@@ -72,7 +72,7 @@ def test_show_tells_what_training_reads(crop, tiny, tmp_path, capsys):
         wanted = image_ops.resize(image[y : y + height, x : x + width], 8)
         difference = np.abs(wanted.numpy().astype(int) - batch["image"][number])
         # The border of a partially decoded JPEG is upsampled without its neighbours.
-        assert difference.max() <= (4 if crop == "inception" else 0)
+        assert difference.max() <= (4 if crop in images.BOXES else 0)
     mirrored = flip(keys(batch["seed"], FLIP), jnp.asarray(batch["image"]))
     for number, is_flipped in enumerate(shown["flip"]):
         wanted = batch["image"][number][:, ::-1] if is_flipped else batch["image"][number]

@@ -4,10 +4,11 @@ choices have the right probabilities.
 
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 from conftest import below, golden
 
-from vit_jax.data import image_ops
+from vit_jax.data import image_ops, images
 
 BIG_VISION, CONFIG = golden("pp_bigvision")
 VIT_JAX, VIT_JAX_CONFIG = golden("pp_vitjax")
@@ -205,6 +206,59 @@ def test_inception_boxes_are_in_range(height, width, low, high):
         free = side - extent > 8
         where = start[free] / (side - extent[free])
         assert abs(where.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(where))
+
+
+WINDOWS = below(golden("crop_torchvision")[0], "windows")
+
+
+def drawn(crop: str, height: int, width: int) -> np.ndarray:
+    """(y, x, height, width) of the windows of all SEEDS in an image."""
+    box, shape = images.BOXES[crop], tf.constant([height, width, 3])
+    return tf.function(
+        lambda: tf.map_fn(lambda seed: box(shape, seed, area_min=0.08), SEEDS, tf.int32)
+    )().numpy()
+
+
+def likeness(ours: np.ndarray, theirs: np.ndarray, height: int, width: int) -> float:
+    """The smallest p-value of Kolmogorov-Smirnov tests of area, aspect ratio and position."""
+
+    def quantities(windows):
+        y, x, h, w = windows.T.astype(float)
+        return h * w, np.log(w / h), y[h < height] / (height - h)[h < height], x / (width + 1 - w)
+
+    pairs = zip(quantities(ours), quantities(theirs), strict=True)
+    return min(scipy.stats.ks_2samp(*pair).pvalue for pair in pairs)
+
+
+@pytest.mark.parametrize("shape", WINDOWS)
+def test_windows_are_distributed_as_torchvisions(shape):
+    """Against 2,000 windows of RandomResizedCrop.get_params of torchvision 0.29.1, scale 0.08 to 1.
+
+    In the longest image, most of ten sizes do not fit, and many windows are the central one.
+    """
+    height, width = map(int, shape.split("x"))
+    theirs = WINDOWS[shape]
+    ours = drawn("torchvision", height, width)
+    assert likeness(ours, theirs, height, width) > 1e-3
+    assert ours.min(0).min() >= 0 and (ours[:, 2:] > 0).all()
+    assert ((ours[:, :2] + ours[:, 2:]).max(0) <= (height, width)).all()
+    assert likeness(drawn("inception", height, width), theirs, height, width) < 1e-6
+
+
+def test_where_no_size_fits_the_window_is_torchvisions_central_one():
+    """Of an image of 100 x 600: 100 x 133, which the golden windows have most often."""
+    modes = []
+    for windows in (drawn("torchvision", 100, 600), WINDOWS["100x600"]):
+        values, counts = np.unique(windows, axis=0, return_counts=True)
+        modes.append((values[counts.argmax()].tolist(), counts.max() / len(windows)))
+    assert modes[0][0] == modes[1][0] == [0, 233, 100, 133]
+    assert modes[0][1] == pytest.approx(modes[1][1], abs=0.05) and modes[1][1] > 0.2
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 2), (5, 300_000_000)])
+def test_every_image_has_a_window(shape):
+    for y, x, h, w in drawn("torchvision", *shape)[:50].tolist():
+        assert 0 <= y < y + h <= shape[0] and 0 <= x < x + w <= shape[1]
 
 
 def test_inception_crop_is_a_function_of_its_seed():

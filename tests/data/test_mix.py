@@ -1,4 +1,4 @@
-"""Flips, random erasing and CutMix: as in timm, by distribution and by arithmetic."""
+"""Flips, random erasing, label smoothing and CutMix: as in timm, by distribution and by arithmetic."""
 
 import math
 import random
@@ -6,12 +6,16 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
+from conftest import golden
 
 from vit_jax.data.augment import erase, mix
 from vit_jax.data.augment.batch import flip
+from vit_jax.models import losses
 
+TIMM, TIMM_CONFIG = golden("mix_timm")
 MASK = np.array([1, 1, 0, 1, 1, 1], np.float32)
 
 
@@ -27,7 +31,7 @@ def batch(height: int = 12, width: int = 20):
 
 
 def timm_box(height: int, width: int, rng: random.Random) -> tuple[int, int, int, int]:
-    """The loop of timm's RandomErasing (data/random_erasing.py), in its own words."""
+    """The loop of RandomErasing in timm 0.3.2 to 1.0.31, in its own words."""
     for _ in range(10):
         area = rng.uniform(0.02, 1 / 3) * height * width
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
@@ -93,7 +97,7 @@ def test_erase_depends_on_its_own_key_only():
 
 
 def timm_cut(height: int, width: int, rng, count: int):
-    """timm's cutmix_bbox_and_lam (data/mixup.py) for alpha 1, in its own words: (lower, upper)
+    """cutmix_bbox_and_lam of timm 0.3.2 to 1.0.28 for alpha 1, in its own words: (lower, upper)
     corners [count, 2].
     """
     ratio = np.sqrt(1 - rng.beta(1.0, 1.0, count))
@@ -147,6 +151,32 @@ def test_cut_box_by_hand():
         assert 3 <= bottom - top <= 6 and 5 <= right - left <= 10
     for top, bottom, left, right in draw(keys(20), 1.0).tolist():
         assert top == bottom and left == right
+
+
+def test_cut_boxes_have_the_sides_of_timm_up_to_1_0_28():
+    """The largest of 2,000 boxes of rand_bbox by lambda, which is not clipped; from 1.0.29 on they
+    have odd sides, too.
+    """
+    lam, height, width = TIMM["lam"], *TIMM_CONFIG["image"]
+    box = jax.vmap(lambda key, lam: jnp.stack(mix.cut_box(key, lam, height, width)), (0, None))
+    drawn = np.asarray(jax.jit(jax.vmap(box, (None, 0)))(keys(500), lam))
+    sides = np.stack([drawn[:, :, 1] - drawn[:, :, 0], drawn[:, :, 3] - drawn[:, :, 2]], -1).max(1)
+    for version in ("0.3.2", "1.0.28"):
+        np.testing.assert_array_equal(sides, TIMM[f"sides/{version}"])
+    for version in ("1.0.29", "1.0.31"):
+        np.testing.assert_array_equal(sides, TIMM[f"sides/{version}"] // 2 * 2)
+        assert (TIMM[f"sides/{version}"] % 2).any()
+
+
+def test_labels_are_smoothed_as_in_timm_but_sets_keep_their_share():
+    """By mixup_target of timm with smoothing 0.1, and with sets of labels, new in 1.0.31."""
+    share, classes = TIMM_CONFIG["smoothing"], TIMM_CONFIG["num_classes"]
+    smoothed = optax.smooth_labels(losses.targets(TIMM["labels"], classes), share)
+    for version in ("1.0.28", "1.0.31"):
+        np.testing.assert_allclose(smoothed, TIMM[f"smoothed/{version}"], atol=1e-7)
+    sets = optax.smooth_labels(jnp.float32(TIMM["sets"]), share)
+    theirs = TIMM["smoothed_sets/1.0.31"]
+    np.testing.assert_allclose(sets, theirs - share / 2 + share / classes, atol=1e-7)
 
 
 def test_mix_batch_picks_one_way_by_a_coin():

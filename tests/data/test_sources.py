@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
+from tensorflow_datasets.datasets.imagenet_v2 import imagenet_v2_dataset_builder
 
 from vit_jax import config as configs
 from vit_jax.data import gif, images, pipeline
@@ -452,6 +453,57 @@ def test_classes_are_matched_by_name_also_where_the_model_has_more(tmp_path, num
         with_classes(
             sources.open_source(f"folder:{tmp_path}", "train"), ("a", "c"), num_classes, "evals.x"
         )
+
+
+def test_classes_of_a_model_without_names_are_matched_by_position_if_all_are_there(
+    tmp_path, caplog
+):
+    make_folder(tmp_path, {"b": 1, "c": 1})
+    named = sources.open_source(f"folder:{tmp_path}", "train")
+    with caplog.at_level("INFO", "vit_jax"):
+        assert with_classes(named, (), 2, "evals.x") is named
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "evals.x: the model has no class names to match, so classes are matched by position: "
+        "0 is 'b', 1 is 'c'"
+    )
+    for count, says in ((1, "has 2 classes, but the model has 1"), (3, "has 2 named classes, but")):
+        with pytest.raises(UserError, match=rf"evals\.x {says}"):
+            with_classes(named, (), count, "evals.x")
+    (tmp_path / "a.csv").write_text("path,label\nb/000.png,0\nc/000.png,2\n")
+    numbered = sources.open_source(f"csv:{tmp_path}/a.csv", "train")
+    assert with_classes(numbered, (), 5, "evals.x") is numbered  # numbers mean what they are
+
+
+def test_numbered_folders_have_the_labels_of_imagenet_v2(tmp_path):
+    """Those that the builder of TFDS 4.9.10 reads from ImageNetV2's folders, which are numbers."""
+    make_folder(tmp_path, {str(number): 2 for number in range(12)})
+    builder = imagenet_v2_dataset_builder.Builder
+    wanted = {
+        example["file_name"]: example["label"]
+        for _, example in builder._generate_examples(None, str(tmp_path))
+    }
+    source = sources.open_source(f"folder:{tmp_path}", "train")
+    assert labelled(source, tmp_path) == wanted and wanted["10/000.png"] == 10
+    assert source.class_names == tuple(str(number) for number in range(12))
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["10", "9", "08"], ["08", "9", "10"]),
+        (["1", "01", "0", "2"], ["0", "01", "1", "2"]),
+        (["10", "9", "x"], ["10", "9", "x"]),
+        (["10", "9", "-1"], ["-1", "10", "9"]),
+    ],
+)
+def test_folders_are_in_the_order_of_numbers_only_if_all_are(tmp_path, names, wanted):
+    make_folder(tmp_path, dict.fromkeys(names, 1))
+    source = sources.open_source(f"folder:{tmp_path}", "train")
+    assert list(source.class_names) == wanted
+    assert labelled(source, tmp_path) == {
+        f"{name}/000.png": number for number, name in enumerate(wanted)
+    }
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])

@@ -191,7 +191,7 @@ def test_adafactor_is_its_formula_without_factors():
 
 
 def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
-    """The second half is apex's FusedLAMB and timm's Lamb, with which these numbers agree to 3e-7."""
+    """The second half is apex's FusedLAMB, and the Lamb of timm 1.0.31."""
     rng = np.random.default_rng(0)
     params = {
         "a": {"kernel": rng.normal(size=(5, 4)), "bias": rng.normal(size=4)},
@@ -213,6 +213,27 @@ def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, truth
         )
+
+
+LAMB = {
+    "kernels": dict(wd=0.1),
+    "all": dict(wd=0.1, wd_mults=((".*", 1.0),)),
+    "none": dict(wd=0.0),
+    "mixed": dict(wd=0.1, wd_mults=(("a/kernel", 1.0), ("a/bias", 0.5)), grad_clip_norm=0.0),
+}
+
+
+@pytest.mark.parametrize("case", LAMB)
+def test_lamb_is_that_of_timm_whatever_decays(case):
+    """Six updates by the Lamb of timm 1.0.31, by which parameters decay; a kernel is zero."""
+    arrays, _ = golden("lamb_timm")
+    plain = dict(name="lamb", eps=1e-6, schedule="constant", warmup_steps=0)
+    config = settings(**plain | LAMB[case])
+    truth = below(arrays, case)
+    steps = trajectory(config, below(arrays, "params0"), below(arrays, "grads"))
+    for step, found in enumerate(steps):
+        for key, value in found.items():
+            np.testing.assert_allclose(value, truth[key][step], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def test_lamb_moves_a_kernel_by_lr_times_its_norm():
@@ -430,6 +451,16 @@ def test_adafactor_resumes_in_the_same_layout_only(tiny, tmp_path):
     assert workdir.differences(configs.load(tiny), saved) == []
 
 
+TIMM_NAMES = {
+    "cls": "cls_token",
+    "Transformer/posembed_input/pos_embedding": "pos_embed",
+    "embedding/kernel": "patch_embed.proj.weight",
+    "Transformer/encoderblock_0/LayerNorm_0/scale": "blocks.0.norm1.weight",
+    "Transformer/encoderblock_2/MlpBlock_3/Dense_1/kernel": "blocks.2.mlp.fc2.weight",
+    "head/kernel": "head.weight",
+}
+
+
 def layered(scan: bool, decay: float):
     """The update of every parameter by gradients of 1 and a learning rate of 0.5, by name."""
     model = create.create("Ti/8", 5, 16, width=24, depth=3, mlp_dim=32, num_heads=2, scan=scan)
@@ -461,6 +492,10 @@ def test_every_layer_has_its_share_of_the_learning_rate(scan):
         assert share == {0.5 ** (4 - layer)}, name
     assert shares["head/kernel"] == {1.0} and shares["embedding/kernel"] == {0.0625}
     assert {0.5, 0.25, 0.125} <= set.union(*shares.values())
+    theirs = golden("layer_decay_timm")[1]["scales"]  # param_groups_layer_decay of timm 1.0.31
+    for name, other in TIMM_NAMES.items():
+        assert shares[name] == {theirs[other]}, name
+    assert shares["Transformer/encoder_norm/scale"] == {1.0} and theirs["norm.weight"] == 0.5
 
 
 def test_layers_are_needed_to_decay_by_layer():

@@ -73,9 +73,9 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
         return dataclasses.replace(host, image=image)
 
     found = {"read and parse": until(lambda encoded, seed: encoded)}
-    if config.data.crop == "inception":
-        area = config.data.area_min
-        decode_box = lambda encoded, seed: images.decode_box(encoded, seed, area)  # noqa: E731
+    if config.data.crop in images.BOXES:
+        box = images.window(config.data, config.image_size)
+        decode_box = lambda encoded, seed: images.decode_box(encoded, seed, box)  # noqa: E731
         found["decode and crop"] = until(decode_box)
     else:
         found["decode"] = until(lambda encoded, seed: images.decode(encoded))

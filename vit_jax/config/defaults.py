@@ -27,7 +27,7 @@ WIDTH = (0, 2**20)
 CLASSES = (0, 10**8)
 SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 
-INCEPTION = {"data.crop": ("inception",)}
+BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
 ADAM = {"optim.name": ("adam", "lamb")}
 SGD = {"optim.name": ("sgd",)}
@@ -102,7 +102,7 @@ MODEL = together(state=True, keys=dict(
     fc_norm=key(False, "the final LayerNorm comes after the pooling"),
     gelu=key("tanh", "form of GELU", {
         "tanh": "the approximation of the published code",
-        "erf": "exact, as in timm and Hugging Face"}, like_weights=True),
+        "erf": "exact, as in timm (1.0.31) and Hugging Face"}, like_weights=True),
     ln_eps=key(1e-6, "epsilon of LayerNorm", like_weights=True),
     mean=key((0.5, 0.5, 0.5), "of the pixels, 0 to 1, as the model expects", like_weights=True),
     std=key((0.5, 0.5, 0.5), "standard deviation of the pixels", like_weights=True),
@@ -146,14 +146,16 @@ DATA = dict(
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",
                 within=(1, 64), vtab=False),
     crop=key("inception", "how a training image is cropped", {
-        "inception": "random area and aspect ratio", "random": "a share of each side",
+        "inception": "random area and aspect ratio",
+        "torchvision": "the same, drawn as by torchvision's RandomResizedCrop",
+        "random": "a share of each side",
         "simple": "resize the shorter side, reflect the border, crop",
         "resize": "the whole image"}),
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
     method=key("bilinear", "of resizing", METHODS),
-    area_min=key(0.05, "smallest share of the image in an inception crop", within=(1e-6, 1.0),
-                 only_if=INCEPTION, vtab=False),
+    area_min=key(0.05, "smallest share of the image in a crop of random area", within=(1e-6, 1.0),
+                 only_if=BOX, vtab=False),
     flip=key(True, "flip with probability 0.5"),
     randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4)),
     randaug_magnitude=key(10.0, "their strength", within=(0.0, 30.0), only_if=RANDAUGMENT),

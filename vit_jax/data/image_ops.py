@@ -7,6 +7,8 @@ uint8 stays uint8.
 import tensorflow as tf
 
 MAX_RESIZED = 2**24  # pixels; a side of 224 becomes at most 334 times as long
+LARGEST_ASPECT = 4 / 3  # of a random crop, either way round
+TRIES = 10  # of torchvision's crop to fit into the image
 
 
 def require(condition, message: str, value):
@@ -104,6 +106,28 @@ def inception_box(shape, seed, area):
         use_image_if_no_bounding_boxes=True,
     )
     return begin, size
+
+
+def torchvision_box(shape, seed, area_min: float):
+    """(y, x, height, width), int32 [4], of a crop drawn as by torchvision's RandomResizedCrop.
+
+    Its share of the area is uniform in [area_min, 1], and the logarithm of its aspect ratio in
+    [log 3/4, log 4/3]. The first of ten such sizes that fits is used. If none does, it is the
+    largest central window with an aspect ratio in this range.
+    """
+    sides = tf.cast(shape[:2], tf.float64)  # float32 has not every pixel of the longest sides
+    draws = tf.random.stateless_uniform([TRIES + 1, 2], seed, dtype=tf.float64)
+    share, aspect = tf.unstack(draws[1:], axis=1)
+    root = tf.sqrt((area_min + (1 - area_min) * share) * tf.reduce_prod(sides))
+    stretch = LARGEST_ASPECT ** (aspect - 0.5)  # the root of width / height
+    tried = tf.round(tf.stack([root / stretch, root * stretch], axis=1))
+    fits = tf.reduce_all((tried > 0) & (tried <= sides), axis=1)
+    found = tf.reduce_any(fits)
+    central = tf.minimum(sides, tf.round(sides[::-1] * LARGEST_ASPECT))
+    size = tf.where(found, tried[tf.argmax(tf.cast(fits, tf.int32))], central)
+    free = sides - size
+    corner = tf.where(found, tf.floor(draws[0] * (free + 1)), tf.floor(free / 2))
+    return tf.cast(tf.concat([corner, size], axis=0), tf.int32)
 
 
 def inception_crop(image, size, seed, area=(0.05, 1.0), antialias=False):

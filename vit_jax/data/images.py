@@ -154,16 +154,19 @@ def inception_window(shape, seed, area_min: float):
     return tf.stack([begin[0], begin[1], extent[0], extent[1]])
 
 
-def decode_box(encoded, seed, area_min: float, most: int = MAX_PIXELS):
-    """A random Inception crop of an image, uint8 [h, w, 3]; of a JPEG, only the crop is decoded."""
+# Values of data.crop that take a window of the image itself, and how they draw it.
+BOXES = {"inception": inception_window, "torchvision": image_ops.torchvision_box}
+
+
+def decode_box(encoded, seed, box: Callable, most: int = MAX_PIXELS):
+    """The window box(shape, seed) of an image, uint8 [h, w, 3]; of a JPEG, only it is decoded."""
 
     def partial():
-        window = inception_window(jpeg_shape(encoded, most), seed, area_min)
-        return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+        return tf.io.decode_and_crop_jpeg(encoded, box(jpeg_shape(encoded, most), seed), channels=3)
 
     def full():
         image = decode(encoded, most)
-        y, x, h, w = tf.unstack(inception_window(tf.shape(image), seed, area_min))
+        y, x, h, w = tf.unstack(box(tf.shape(image), seed))
         return tf.slice(image, [y, x, 0], [h, w, -1])
 
     return tf.ensure_shape(tf.cond(is_complete_jpeg(encoded), partial, full), [None, None, 3])
@@ -172,15 +175,15 @@ def decode_box(encoded, seed, area_min: float, most: int = MAX_PIXELS):
 def window(data, size: int) -> Callable:
     """f(shape, seed) -> (y, x, height, width) int32 [4], the window that `train_image` crops.
 
-    It is a window of the image itself (of `shape`) for data.crop=inception, otherwise of the image
+    It is a window of the image itself (of `shape`) for the crops of `BOXES`, otherwise of the image
     after it was resized and padded.
     """
 
     def random_window(shape, seed):
         return tf.concat([image_ops.random_window(shape, size, seed), [size, size]], axis=0)
 
-    def inception(shape, seed):
-        return inception_window(shape, seed, data.area_min)
+    if data.crop in BOXES:
+        return functools.partial(BOXES[data.crop], area_min=data.area_min)
 
     def random(shape, seed):
         return random_window(tf.fill([2], larger(size, data.fraction)), seed)
@@ -193,7 +196,7 @@ def window(data, size: int) -> Callable:
     def resize(shape, seed):
         return tf.constant([0, 0, size, size])
 
-    return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
+    return dict(random=random, simple=simple, resize=resize)[data.crop]
 
 
 def larger(size: int, fraction: float) -> int:
@@ -214,8 +217,8 @@ def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
     """
     how = resizing(data.method)
 
-    def inception(encoded, seed):
-        return image_ops.resize(decode_box(encoded, seed, data.area_min, most), size, **how)
+    def box(encoded, seed):
+        return image_ops.resize(decode_box(encoded, seed, window(data, size), most), size, **how)
 
     def random(encoded, seed):
         image = image_ops.resize(decode(encoded, most), larger(size, data.fraction), **how)
@@ -228,7 +231,8 @@ def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
     def resize(encoded, seed):
         return image_ops.resize(decode(encoded, most), size, **how)
 
-    return dict(inception=inception, random=random, simple=simple, resize=resize)[data.crop]
+    ways = dict(random=random, simple=simple, resize=resize) | dict.fromkeys(BOXES, box)
+    return ways[data.crop]
 
 
 def eval_image(data, size: int, most: int = MAX_PIXELS) -> Callable:

@@ -100,6 +100,8 @@ def scale_by_path(mults: Sequence[tuple[str, float]]) -> optax.GradientTransform
 def layer_of(path, depth: int):
     """The layer of a parameter, as in BEiT (arXiv 2106.08254 section 3.2).
 
+    In timm 1.0.31, Transformer/encoder_norm belongs to the last block.
+
     Returns:
       0 before the blocks, depth + 1 after them; for blocks stacked for scan, int32 [depth].
     """
@@ -153,8 +155,9 @@ def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.Gradie
 def scale_by_trust_ratio(mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
     """Scales each update to the norm of its parameter (LAMB, arXiv 1904.00962 algorithm 2).
 
-    Parameters that do not decay by `mults` are left out, as in apex's FusedLAMB and timm's Lamb:
-    gains, biases and tokens take Adam's step. Layers that are stacked for scan have a ratio each.
+    Parameters that do not decay by `mults` are left out, as in apex's FusedLAMB and the Lamb of
+    timm 1.0.31: gains, biases and tokens take Adam's step. Layers that are stacked for scan have a
+    ratio each.
     """
     ratio = optax.scale_by_trust_ratio()
 
@@ -178,7 +181,8 @@ def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
 
     All of it is multiplied by the learning rate. AdamW's decay is multiplied by that of the
     parameter, so it comes before the factors; big_vision's by the shape of the schedule only, so it
-    comes after them, divided by lr. lamb's is a part of the update whose norm counts.
+    comes after them, divided by lr. lamb's is a part of the update whose norm counts; without decay
+    there is no trust ratio, and lamb is adam.
     """
     mults = []
     if config.lr_mults:
@@ -190,8 +194,8 @@ def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
     if config.wd:
         wd = config.wd if times_lr else config.wd / config.lr
         decay.append(decay_by_path(wd, config.wd_mults))
-    if config.name == "lamb":
-        return [*decay, scale_by_trust_ratio(config.wd_mults), *mults]
+        if config.name == "lamb":
+            decay.append(scale_by_trust_ratio(config.wd_mults))
     return decay + mults if times_lr else mults + decay
 
 
@@ -245,7 +249,7 @@ def make_optimizer(config, params, total_steps: int):
             "set it to 1"
         )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
-    if config.wd or config.name == "lamb":
+    if config.wd:
         check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults], params)
     clip = optax.identity()
     if config.grad_clip_norm:

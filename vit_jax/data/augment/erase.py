@@ -17,9 +17,9 @@ def inside(box, height: int, width: int):
 def erased_box(key, probability: float, height: int, width: int):
     """The box (top, bottom, left, right) to erase; empty with probability 1 - `probability`.
 
-    As in timm, its share of the area is uniform in [0.02, 1/3], and the logarithm of its aspect
-    ratio is uniform in [log 0.3, -log 0.3]. Of 10 such boxes, the first is used that is smaller
-    than the image in both directions.
+    As in timm 0.3.2 to 1.0.31, its share of the area is uniform in [0.02, 1/3], and the logarithm
+    of its aspect ratio is uniform in [log 0.3, -log 0.3]. Of 10 such boxes, the first is used that
+    is smaller than the image in both directions.
     """
     box_key, corner_key, erases_key = jax.random.split(key, 3)
     area, aspect = jax.random.uniform(box_key, [2, 10])
@@ -36,8 +36,8 @@ def erased_box(key, probability: float, height: int, width: int):
 
 
 def erase(key, image, probability: float):
-    """Random erasing (arXiv 1708.04896) with timm's settings for DeiT: one rectangle is replaced by
-    standard normal noise per pixel.
+    """Random erasing (arXiv 1708.04896) with the settings of timm 0.3.2 for DeiT: one rectangle is
+    replaced by standard normal noise per pixel.
 
     Args:
       key: PRNG keys [batch]; the result for an image depends on its own key only.

@@ -15,8 +15,8 @@ def mixup(key, alpha: float, image, label, mask):
     """mixup (arXiv 1710.09412) as in big_vision: one lambda >= 1/2 per batch; the partner of an
     image is the row before.
 
-    timm does not require lambda >= 1/2. As the order of a pair is random, the distribution of the
-    mixtures is the same.
+    timm (0.3.2 to 1.0.31) does not require lambda >= 1/2. As the order of a pair is random, the
+    distribution of the mixtures is the same.
 
     Args:
       key: PRNG key of the step.
@@ -37,7 +37,8 @@ def cut_box(key, lam, height: int, width: int):
     """The box (top, bottom, left, right) that CutMix replaces: a share of 1 - lam of each image,
     clipped at its border.
 
-    As in timm, the sides are even numbers of pixels, and the centre is a pixel drawn uniformly.
+    As in timm 0.3.2 to 1.0.28, the sides are even numbers of pixels, an odd one being rounded down
+    (not so from 1.0.29 on), and the centre is a pixel drawn uniformly.
     """
     size = jnp.array([height, width])
     half = (size * jnp.sqrt(1.0 - lam)).astype(jnp.int32) // 2
@@ -48,8 +49,8 @@ def cut_box(key, lam, height: int, width: int):
 
 
 def cutmix(key, alpha: float, image, label, mask):
-    """CutMix (arXiv 1905.04899) as in timm: one box per batch, filled from the partner, which is
-    the row before.
+    """CutMix (arXiv 1905.04899) as in timm 0.3.2 to 1.0.28: one box per batch, filled from the
+    partner, which is the row before.
 
     Labels are mixed by the area of the clipped box. Arguments and results as for `mixup`.
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.data.sources import index_cache, storage
 from vit_jax.data.sources.alike import check_alike
-from vit_jax.data.sources.listing import SUFFIXES, Files, Listing
+from vit_jax.data.sources.listing import SUFFIXES, Files, Listing, in_order
 from vit_jax.errors import UserError
 
 SPLITS = {
@@ -103,7 +103,7 @@ def label_folders(
             "after it"
         )
     if classes is None:
-        classes = sorted(sizes)
+        classes = in_order(sizes)
     unknown = sorted(sizes.keys() - set(classes))
     if unknown:
         raise UserError(
@@ -145,7 +145,7 @@ def label_splits(root: str, folders: list[str], counts: np.ndarray):
 def load(root: str) -> Listing:
     """Lists a folder; a saved listing is used while no folder has changed.
 
-    Class names are those of train, sorted. All names of a split work ("val" and "validation").
+    Class names are those of train, by `in_order`. All names of a split work ("val", "validation").
     Without split folders everything is "train", in a fixed shuffled order, for slices such as
     train[:90%].
     """
@@ -163,6 +163,11 @@ def load(root: str) -> Listing:
     classes, labels, splits = label_splits(root, folders, counts)
     folder_of = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
 
+    content = ["\n".join(folders), counts, images.bytes, images.ends]
+    # Earlier versions numbered all classes in the order of text: their runs must not go on.
+    if classes != sorted(classes):
+        content.append("\n".join(classes))
+
     def path(i: int) -> str:
         return "/".join(part for part in (root, folders[folder_of[i]], images[i]) if part)
 
@@ -172,5 +177,5 @@ def load(root: str) -> Listing:
         splits=splits,
         class_names=tuple(classes),
         num_classes=len(classes),
-        fingerprint=index_cache.digest("\n".join(folders), counts, images.bytes, images.ends),
+        fingerprint=index_cache.digest(*content),
     )

@@ -1,7 +1,7 @@
 """Labelled image files, wherever they are: a folder, tar shards, a CSV file, memory."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -100,9 +100,23 @@ def distinct(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:
     return names, table[numbers]
 
 
+def are_numbers(names: Collection[str]) -> bool:
+    """Whether all classes have whole numbers as names."""
+    return all(name.isascii() and name.isdigit() and len(name) < 9 for name in names)
+
+
+def in_order(names: Collection[str]) -> list[str]:
+    """Class names in the order of their class numbers: whole numbers by value (007 before 7),
+    otherwise as text.
+    """
+    if are_numbers(names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
 def as_numbers(names: Sequence[str], examples: int, where: str) -> np.ndarray | None:
     """The classes `names` as numbers, or None if they are not all numbers."""
-    if not all(name.isascii() and name.isdigit() and len(name) < 9 for name in names):
+    if not are_numbers(names):
         return None
     numbers = np.asarray([int(name) for name in names], np.int32)
     # A model has an output for each number up to the highest one: an ID that was taken for a label

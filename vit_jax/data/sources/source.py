@@ -7,12 +7,15 @@ import abc
 import copy
 import dataclasses
 import functools
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.data.sources.alike import check_alike
 from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -227,14 +230,33 @@ def renumbered(source: Source, class_names: Sequence[str], where: str) -> Source
 def with_classes(
     source: Source, class_names: Sequence[str], num_classes: int, where: str
 ) -> Source:
-    """`source` with the class numbers of a model, matched by name if both have names."""
+    """`source` with the class numbers of a model, matched by name if both have names, otherwise by
+    position.
+
+    Positions of names mean the same only if there are as many of them. Class numbers without names
+    mean what they are, and the highest may not occur.
+    """
     if class_names and source.class_names:
         source = copy.copy(renumbered(source, class_names, where))
         source.num_classes = num_classes
-    elif source.num_classes > num_classes:
+        return source
+    if source.num_classes > num_classes:
         raise UserError(
             f"{where} has {source.num_classes} classes, but the model has {num_classes}: choose "
             "other data"
+        )
+    if source.class_names and source.num_classes < num_classes:
+        raise UserError(
+            f"{where} has {source.num_classes} named classes, but the model has {num_classes} and "
+            "no such names to match them by: choose data of all its classes, or list the images "
+            "with the model's class numbers in a CSV file"
+        )
+    if source.class_names:
+        names = source.class_names
+        log.info(
+            "%s: the model has no class names to match, so classes are matched by position: "
+            "0 is %r, %d is %r",
+            *(where, names[0], num_classes - 1, names[-1]),
         )
     return source
 
