@@ -1,8 +1,12 @@
-"""Converts weights from any format to another, and writes them only if both give the same logits.
+"""Converts weights from any format to another, and writes them only if both give the same logits,
+of images that both prepare alike.
 
 python -m vit_jax.convert SRC DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
 """
 
+import dataclasses
+import itertools
+import logging
 import pathlib
 import sys
 import tempfile
@@ -10,12 +14,14 @@ import tempfile
 import jax
 import numpy as np
 from etils import epath
+from PIL import Image
 
 from vit_jax import cli, errors
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import objects
 from vit_jax.errors import NegativeResult, UserError, printable
-from vit_jax.models import create
+from vit_jax.models import classifier, create, preparation
+from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats import (
     big_vision,
@@ -27,8 +33,15 @@ from vit_jax.weights.formats import (
 )
 from vit_jax.weights.scan_layout import unflatten
 
+log = logging.getLogger("vit_jax.convert")
+
 # Largest difference of the logits in a correct conversion, relative to the largest logit.
 TOLERANCE = 1e-4
+# Of prepared images: the largest difference, in levels of 0 to 255, and the share of numbers that
+# may differ by more than one level.
+PIXEL_TOLERANCE = 8.0
+PIXEL_SHARE = 1e-3
+IMAGE_SHAPES = ((375, 500), (500, 333), (257, 257), (61, 83))  # of the images for it
 
 ARCHIVES = {"published": vision_transformer, "big_vision": big_vision}  # one .npz
 FOLDERS = {"timm": timm, "hf": huggingface}  # config.json and model.safetensors
@@ -85,6 +98,32 @@ def difference(weights, converted, model) -> tuple[float, float]:
     if before.shape != after.shape:
         return float("inf"), 0.0
     return float(np.abs(before - after).max()), TOLERANCE * float(np.abs(before).max())
+
+
+def smooth_image(height: int, width: int) -> Image.Image:
+    """A random image whose colours change slowly, as those of photographs do."""
+    coarse = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixel_difference(before: Classifier, after: Classifier) -> tuple[float, float]:
+    """(largest difference of prepared images in levels of 0 to 255, share of numbers that differ by
+    more than one level).
+
+    Images for `before` are prepared by the library of `after`, which resizes in its own way.
+    """
+    from vit_jax.data import pillow
+
+    hows = [preparation.expected(before), preparation.expected(after)]
+    hows[0] = dataclasses.replace(hows[0], library=after.library)
+    levels = []
+    for image in itertools.starmap(smooth_image, IMAGE_SHAPES):
+        pixels = [pillow.prepare(image, how) for how in hows]
+        values = classifier.normalize(pixels[0], before.mean, before.std)
+        values -= classifier.normalize(pixels[1], after.mean, after.std)
+        levels.append(np.abs(values * 255 * np.asarray(before.std)).ravel())
+    levels = np.concatenate(levels)
+    return float(levels.max()), float(np.mean(levels > 1.01))
 
 
 def check_destination(destination: str, target: str) -> epath.Path:
@@ -152,11 +191,30 @@ def verify(weights, made: pathlib.Path, model, target: str) -> dict:
             f"the logits of {weights.path} as {target} differ by {largest:.3g}, more than "
             f"{tolerance:.3g}{reason}: nothing is written"
         )
+    if target not in ARCHIVES:  # which do not say how images are prepared
+        check_pixels(weights, model, create.create(**converted.fields), target)
     return dict(
         source_format=weights.format,
         target_format=target,
         max_abs_diff=largest,
         tolerance=tolerance,
+    )
+
+
+def check_pixels(weights, before: Classifier, after: Classifier, target: str) -> None:
+    """Raises NegativeResult if prepared images differ."""
+    how = preparation.expected(before)
+    if how.library != after.library and how.library == "tensorflow":
+        log.warning("%s resizes with antialiasing, which %s does not expect", target, weights.path)
+    elif how.library != after.library and how.is_cropped:
+        log.warning("%s rounds odd borders otherwise: crops of some images move by a pixel", target)
+    levels, share = pixel_difference(before, after)
+    if levels <= PIXEL_TOLERANCE and share <= PIXEL_SHARE:
+        return
+    raise NegativeResult(
+        f"images prepared for {weights.path} as {target} differ by up to {levels:.3g} of 255 "
+        f"levels, {preparation.expected(before)} becomes {preparation.expected(after)}: nothing is "
+        "written"
     )
 
 
@@ -177,6 +235,9 @@ def convert(source: str, destination: str, target: str) -> dict:
             f"{target} weights can't represent {', '.join(features)} of {weights.path}: choose "
             "another --format"
         )
+    if target in ARCHIVES and model.library != "tensorflow":
+        how = preparation.expected(model)
+        log.warning("%s weights do not say how images are prepared; these expect %s", target, how)
     parent = None
     if "://" not in destination:  # beside it, so that the last step is one rename
         parent = pathlib.Path(destination).resolve().parent

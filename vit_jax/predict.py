@@ -16,9 +16,11 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import runtime, sharding
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
+from vit_jax.models import preparation
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.predict")
@@ -46,18 +48,17 @@ def make_step(model, top_k: int, is_multi_label: bool):
 
 
 def batches_of(model, listing, rows: int) -> Iterator[dict]:
-    """Batches of `rows` decoded images in the model's size and crop; mask 0 marks padding and
-    images that can't be read.
+    """Batches of `rows` decoded images as the model expects them; mask 0 marks padding and images
+    that can't be read.
     """
     from vit_jax.data import pipeline
 
-    crop = dict(crop="resize")
-    if model.crop:
-        crop = dict(crop="central", fraction=model.crop)
-    method = "bicubic" if model.interpolation == "bicubic" else "bilinear"
-    config = ml_collections.ConfigDict(crop | dict(method=method))
+    log.info("images: %s", preparation.expected(model))
+    as_expected = ml_collections.ConfigDict(configs.eval_defaults()["data"])
     all_rows = np.arange(rows)
-    host = pipeline.eval_pipeline(config, listing, all_rows, rows, model.image_size[0], "skip")
+    host = pipeline.eval_pipeline(
+        as_expected, listing, all_rows, rows, model.image_size, "skip", model=model
+    )
     return host.batches()
 
 
@@ -76,10 +77,6 @@ def predict(
     model, params = pretrained.build(weights, image_size=image_size)
     if top_k and not model.num_classes:
         raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
-    if model.image_size[0] != model.image_size[1]:
-        raise UserError(
-            f"{weights.path} is for images of {model.image_size}: only square ones are supported"
-        )
     files, listing = file_list.load(paths)
     mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size

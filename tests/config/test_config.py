@@ -21,7 +21,7 @@ def test_defaults_file_and_command_line_are_merged_in_this_order(tiny):
     )
     assert config.optim.lr == 2.0 and isinstance(config.optim.lr, float)
     assert config.model.scan is True and config.model.width == 32 and config.model.posemb == "learn"
-    assert config.evals.val.every == 3 and config.evals.val.data.crop == "resize"
+    assert config.evals.val.every == 3 and config.evals.val.data.crop == "weights"
     assert config.is_locked
 
 
@@ -56,7 +56,7 @@ BAD_ARGUMENTS = {
     "--config.optim.name=lion": "optim.name='lion' is not one of adam, sgd",
     "--config.optim.momentum=0.5": "optim.momentum .* has no effect with optim.name=adam",
     "--config.optim.end_lr=0.5": "optim.end_lr .* has no effect with optim.schedule=cosine",
-    "--config.evals.val.data.fraction=0.5": "fraction .* has no effect with evals.val.data.crop=resize",
+    "--config.evals.val.data.fraction=0.5": "fraction .* has no effect with evals.val.data.crop=weights",
     "--config.data.randaug_magnitude=5": "randaug_magnitude .* has no effect with data.randaug_layers=0",
     "--config.evals.other.every=3": "evals.other.every belongs to an evaluation that the config file does not have",
     "--config.accum_steps=5": "data.batch_size=64 is not divisible by accum_steps=5",

@@ -19,6 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, suite
 from vit_jax.models import losses
 from vit_jax.train import __main__ as train
+from vit_jax.train import experiment
 
 LINES = [
     "a.png,cat;dog,train",
@@ -174,5 +175,6 @@ def test_a_choice_between_the_classes_that_occur(tiny, tmp_path):
         opened = suite.open_all(config, meshes.make_mesh(config.mesh), ("a", "b"), 2)
 
         step = classification.make_eval_step(always_a, "softmax_xent", 2)
-        found = suite.run(opened, suite.Steps(step, None, 2), None, lambda name: True)
+        steps = suite.Steps(experiment.make_model(config, 2), step, None)
+        found = suite.run(opened, steps, None, lambda name: True)
         assert found["eval/val/top1"] == wanted and found["eval/val/count"] == 1

@@ -111,11 +111,11 @@ def test_features_are_what_the_head_reads_in_the_order_of_the_data(training, tmp
     )
     with jax.set_mesh(mesh):
         steps = suite.make_steps(config, model)
-        found = features.collect(steps.features, params, opened["few"].test.batches())
+        found = features.collect(steps.features, params, opened["few"].test.batches(model))
     source = sources.open_source("digits", "val")
     np.testing.assert_array_equal(found.label, source.labels())
     assert found.x.shape == (360, 32)
-    batch = next(iter(opened["few"].test.batches()))
+    batch = next(iter(opened["few"].test.batches(model)))
     wanted = pretrained.features(model, params, model.normalize(np.asarray(batch["image"][:5])))
     np.testing.assert_allclose(found.x[:5], wanted, atol=1e-5)
 
@@ -148,7 +148,8 @@ def test_the_rest_of_a_subset_is_what_training_does_not_see(tiny):
     share = np.bincount(rest.labels()) / np.bincount(part.labels())
     np.testing.assert_allclose(share, 0.25, atol=0.02)
     opened = suite.open_all(config, meshes.make_mesh(config.mesh), (), 10)
-    assert sum(float(batch["mask"].sum()) for batch in opened["val"].test.batches()) == 215
+    model = experiment.make_model(config, 10)
+    assert sum(float(batch["mask"].sum()) for batch in opened["val"].test.batches(model)) == 215
 
 
 MISTAKES = {

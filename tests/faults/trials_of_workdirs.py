@@ -26,6 +26,7 @@ from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.errors import Unavailable, UserError
+from vit_jax.models.preparation import Preparation
 from vit_jax.train import metrics, workdir
 
 NOBODY = 65534
@@ -363,7 +364,6 @@ def lost_data(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(photo(rng), "PNG"))
     source = sources.open_source(f"folder:{root}", "train")
-    data = ml_collections.ConfigDict(dict(crop="resize", method=""))
     read_local = storage.read_local
     for _ in range(count):
         kind = rng.choice(list(GONE))
@@ -371,8 +371,8 @@ def lost_data(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         host = pipeline.Pipeline(
             source=source,
             items=order.train_items(source.parts, len(rows), rows, seed=rng.randrange(99)),
-            image=pipeline.images.eval_image(data, 8),
-            size=8,
+            image=pipeline.images.eval_image(Preparation((8, 8))),
+            size=(8, 8),
             rows=len(rows),
             steps=10_000,
             on_corrupt="skip",

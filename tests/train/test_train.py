@@ -2,6 +2,7 @@
 fail.
 """
 
+import dataclasses
 import errno
 import json
 import math
@@ -19,6 +20,7 @@ from conftest import ROOT, TINY, below, golden, last_error, metric_lines
 from PIL import Image
 
 import vit_jax
+from vit_jax import convert
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
@@ -270,6 +272,31 @@ def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
     for key in before:
         wanted = np.zeros_like(before[key]) if key.startswith("head/") else before[key]
         np.testing.assert_allclose(after[key], wanted, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.slow
+def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, capsys):
+    """A run that goes on without these weights, and an evaluation of the run, do so, too."""
+    tiny, workdir = done
+    weights = pretrained.read(workdir)
+    expected = dict(library="timm", interpolation="bicubic", crop=0.8, resize="shorter")
+    weights = dataclasses.replace(weights, fields=weights.fields | expected)
+    model, _ = pretrained.build(weights)
+    convert.write(weights, model, tmp_path / "weights", "ours")
+    arguments = [f"--config.init_from={tmp_path}/weights", "--config.checkpoint.every=1"]
+    arguments += ["--config.total_steps=2", "--config.optim.warmup_steps=0"]
+    said = "images of evals.val: the shorter side resized to 10, bicubic as in timm, then the"
+    last = []
+    for _ in range(2):
+        assert run(tiny, tmp_path / "fine", *arguments) == 0
+        assert said in capsys.readouterr().err
+        last.append(metric_lines(tmp_path / "fine")[-1]["eval/val/top1"])
+        shutil.rmtree(tmp_path / "weights", ignore_errors=True)
+        shutil.rmtree(tmp_path / "fine/checkpoints/2")
+    config = f"--config={ROOT}/configs/evaluate.py:digits,val"
+    saved = f"--config.init_from={tmp_path}/fine/checkpoints/1"
+    assert evaluate.main([config, saved]) == 0
+    assert said.replace(".val", ".test") in capsys.readouterr().err and last[0] == last[1]
 
 
 @pytest.mark.slow

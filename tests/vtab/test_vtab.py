@@ -20,6 +20,7 @@ from vit_jax import config as configs
 from vit_jax.data import __main__ as data_command
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
+from vit_jax.models import classifier
 from vit_jax.train import experiment, optim
 from vit_jax.train import state as states
 from vit_jax.vtab import __main__ as command
@@ -181,9 +182,11 @@ def test_lightweight_images_are_those_of_task_adaptation(small, tmp_path):
     given = [f"--config.data.data_dir={tmp_path}"]
     config = configs.load(f"{small}/small.py:lightweight", given)
     found = task_data.find("dtd", config)
-    training = task_data.training_set("dtd", found, config, config.image_size).image
+    side = config.image_size
+    timm = classifier.Classifier(image_size=(side, side), library="timm", interpolation="bicubic")
+    training = task_data.training_set("dtd", found, config, side, timm).image
     mesh = meshes.make_mesh(config.mesh)
-    _, batches = task_data.batches_of("dtd", found, "val200", config, mesh)
+    _, batches = task_data.batches_of("dtd", found, "val200", config, mesh, timm)
     published = np.stack(list(below(LIGHTWEIGHT, "resized").values()))
     for image in (training[: len(own)], np.asarray(next(batches)["image"])[: len(own)]):
         np.testing.assert_allclose(image / 127.5 - 1, published, atol=0.5 / 127.5 + 1e-6)

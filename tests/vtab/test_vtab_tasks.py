@@ -23,6 +23,7 @@ from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.data.sources import vtab_fingerprint as fingerprint
 from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.errors import UserError
+from vit_jax.models import preparation
 from vit_jax.train.experiment import Experiment
 from vit_jax.vtab import trainer
 
@@ -93,8 +94,9 @@ def test_fine_tuning_crops_and_flips_as_scenic_does(name):
     classes, training, evaluation = SCENIC[name]
     assert operations(config.data, config.image_size) == training
     test = config.evals.test.data
-    assert f"{test.crop}({config.image_size})" == evaluation
-    assert (test.method, test.split) == ("", "test")
+    how = preparation.configured(test, (config.image_size,) * 2)
+    assert f"resize({how.target[0]})" == evaluation and not how.is_cropped
+    assert (how.method, test.split) == ("bilinear", "test")
     assert catalog.declared(config).num_classes == classes
     suite_side = trainer.resized_side(384) if VTAB[name].crop else 384
     assert training.startswith(f"resize({suite_side})") and ("flip" in training) == VTAB[name].flip

@@ -469,7 +469,8 @@ def trained_from(tiny, path, *flags):
     model = experiment.make_model(config, 10)
     tx, _ = experiment.make_optimizer(config, model, 12)
     abstract = states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh))
-    return states.pretrained_state(config, model, tx, abstract).params
+    weights = pretrained.read(path, image_size=config.image_size)
+    return states.pretrained_state(config, weights, model, tx, abstract).params
 
 
 def evaluated_from(tiny, path, monkeypatch):

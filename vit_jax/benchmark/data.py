@@ -63,7 +63,7 @@ def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, flo
 
 def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     """The pipeline cut off after each of its stages; the others are replaced by a constant."""
-    blank = tf.zeros([host.size, host.size, 3], tf.uint8)
+    blank = tf.zeros([*host.size, 3], tf.uint8)
 
     def until(stage: Callable) -> pipeline.Pipeline:
         def image(encoded, seed):

@@ -153,7 +153,7 @@ DATA = dict(
         "resize": "the whole image"}),
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
-    method=key("bilinear", "of resizing", METHODS),
+    method=key("bilinear", "of resizing", METHODS, vtab=False),
     area_min=key(0.05, "smallest share of the image in a crop of random area", within=(1e-6, 1.0),
                  only_if=BOX, vtab=False),
     flip=key(True, "flip with probability 0.5"),
@@ -270,13 +270,15 @@ EVAL = together(resume=True, keys=dict(
                  vtab=False),
         train_split=key("train", "where training examples come from", only_if=FROM_FEATURES),
         batch_size=key(0, "0: data.batch_size"),
-        crop=key("resize", "how an image is cropped", {
+        crop=key("weights", "how an image is cropped", {
             "resize": "the whole image",
-            "central": "shorter side to image_size / fraction, then the centre"}),
+            "central": "shorter side to image_size / fraction, then the centre",
+            "weights": "as the weights expect; the published ones and a new run: the whole image"}),
         fraction=key(0.875, "share of the shorter side in a central crop (224 / 256)",
                      within=(1e-3, 1.0), only_if={"evals.*.data.crop": ("central",)}),
         method=key("", "of resizing", {
-            "": "bilinear, or area before a crop"} | METHODS),
+            "": "as the weights expect; the published ones and a new run: bilinear, or area before "
+                "a central crop"} | METHODS),
     ),
 ))
 

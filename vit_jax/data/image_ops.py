@@ -6,7 +6,8 @@ uint8 stays uint8.
 
 import tensorflow as tf
 
-MAX_RESIZED = 2**24  # pixels; a side of 224 becomes at most 334 times as long
+from vit_jax.data.pillow import MAX_RESIZED
+
 LARGEST_ASPECT = 4 / 3  # of a random crop, either way round
 TRIES = 10  # of torchvision's crop to fit into the image
 
@@ -60,9 +61,11 @@ def resize(image, size, method="bilinear", antialias=False):
 
 
 def resize_small(image, size, method="area", antialias=False):
-    """Resizes so that the shorter side is `size`, keeping the aspect ratio."""
+    """Resizes to cover `size`, keeping the aspect ratio: the shorter side becomes that of a square
+    `size`.
+    """
     shape = tf.shape(image)[:2]
-    ratio = tf.cast(size, tf.float32) / tf.cast(tf.reduce_min(shape), tf.float32)
+    ratio = tf.reduce_max(tf.constant(pair(size), tf.float32) / tf.cast(shape, tf.float32))
     target = tf.cast(tf.round(tf.cast(shape, tf.float32) * ratio), tf.int32)
     fits = tf.reduce_prod(target) <= MAX_RESIZED
     check = require(fits, "the image is too long and thin to be resized:", target)

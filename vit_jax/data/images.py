@@ -1,20 +1,19 @@
-"""Decodes, crops and resizes one image: from its encoded bytes to uint8 [size, size, 3].
+"""Decodes, crops and resizes one image: from its encoded bytes to uint8 [height, width, 3].
 
 Called by pipeline.py on the host; flips and colour operations follow on the device (augment/).
 """
 
 import functools
-import io
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
-from vit_jax.data import gif, image_ops
+from vit_jax.data import gif, image_ops, pillow
+from vit_jax.data.pillow import MAX_PIXELS, must_be_within, too_many
 from vit_jax.distributed import runtime
+from vit_jax.models.preparation import Preparation
 
-MAX_PIXELS = 178_956_970  # of an image; Pillow rejects larger ones as decompression bombs
 # That decoding and resizing take: up to 18 of TensorFlow's decoders, and 25 of Pillow.
 PIXEL_BYTES = 20
 MEMORY_SHARE = 0.5  # of the free memory, for images that are decoded at a time
@@ -49,11 +48,6 @@ def most_pixels(threads: int) -> int:
     return min(MAX_PIXELS, max(CAMERA_PIXELS, affordable_pixels(threads)))
 
 
-def too_many(most: int) -> str:
-    reason = "are allowed" if most == MAX_PIXELS else "each thread has memory for here"
-    return f"the image has too many pixels, more than the {most:,} that {reason}:"
-
-
 def decode_in_python(encoded: bytes | np.ndarray, most: int) -> np.ndarray:
     """A GIF, BMP or WebP: see `decode`. Outside of a graph TensorFlow passes an array []."""
     encoded = encoded if isinstance(encoded, bytes) else encoded.item()
@@ -61,14 +55,7 @@ def decode_in_python(encoded: bytes | np.ndarray, most: int) -> np.ndarray:
         encoded, count = gif.first_frame(encoded)
         must_be_within(count, most)
         return tf.io.decode_gif(encoded)[0].numpy()
-    with Image.open(io.BytesIO(encoded)) as image:
-        must_be_within(image.width * image.height, most)
-        return np.asarray(image.convert("RGB"))
-
-
-def must_be_within(count: int, most: int) -> None:
-    if count > most:
-        raise ValueError(f"{too_many(most)} {count}")
+    return np.asarray(pillow.decode(encoded, most))
 
 
 def number(encoded, position: int, count: int):
@@ -205,9 +192,7 @@ def larger(size: int, fraction: float) -> int:
 
 
 def resizing(method: str) -> dict:
-    """How to resize by data.method; an empty one means the default of each operation."""
-    if not method:
-        return {}
+    """How to resize by data.method."""
     return dict(method=method, antialias=method == "bicubic")
 
 
@@ -235,16 +220,25 @@ def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
     return ways[data.crop]
 
 
-def eval_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
-    """Like `train_image`, but deterministic: the seed is not used."""
-    how = resizing(data.method)
+def eval_image(how: Preparation, most: int = MAX_PIXELS) -> Callable:
+    """f(encoded, seed) -> uint8 [height, width, 3], which does not depend on the seed."""
+    if how.library != "tensorflow":
+        return functools.partial(eval_image_by_pillow, how=how, most=most)
+    resize = dict(squash=image_ops.resize, shorter=image_ops.resize_small)[how.resize]
+    options = resizing(how.method)
 
-    def central(encoded, seed):
-        side = round(size / data.fraction)
-        image = image_ops.resize_small(decode(encoded, most), side, **how)
-        return image_ops.central_crop(image, size)
+    def prepare(encoded, seed):
+        image = resize(decode(encoded, most), how.target, **options)
+        return image_ops.central_crop(image, how.size) if how.is_cropped else image
 
-    def resize(encoded, seed):
-        return image_ops.resize(decode(encoded, most), size, **how)
+    return prepare
 
-    return central if data.crop == "central" else resize
+
+def eval_image_by_pillow(encoded, seed, how: Preparation, most: int):
+    """The same, as timm and transformers prepare it."""
+
+    def prepare(encoded: bytes | np.ndarray) -> np.ndarray:
+        encoded = encoded if isinstance(encoded, bytes) else encoded.item()
+        return pillow.prepare(pillow.decode(encoded, most), how)
+
+    return tf.numpy_function(prepare, [encoded], tf.uint8, stateful=False)

@@ -21,6 +21,8 @@ from vit_jax.data.skipped import Skipped
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
 from vit_jax.errors import LOST, Unavailable, UserError, one_line
+from vit_jax.models import preparation
+from vit_jax.models.classifier import Classifier
 
 # Our functions are graphs already; without this, TensorFlow takes a second to rewrite their source.
 graph = tf.autograph.experimental.do_not_convert
@@ -46,7 +48,7 @@ class Pipeline:
     """The rows of every global batch that this process feeds.
 
     A batch is a dict of
-      image: uint8 [rows, S, S, 3];
+      image: uint8 [rows, H, W, 3];
       label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1;
       mask: float32 [rows], 0 for padding and for examples that failed and are skipped;
       id: int64 [rows], the index of the example in the source;
@@ -57,8 +59,8 @@ class Pipeline:
 
     source: Source
     items: Callable  # f(batch number) -> index, seed and mask of each row; see order.py
-    image: Callable  # f(encoded, seed) -> uint8 [S, S, 3]; see images.py
-    size: int  # S
+    image: Callable  # f(encoded, seed) -> uint8 [H, W, 3]; see images.py
+    size: tuple[int, int]  # H, W
     rows: int
     steps: int
     on_corrupt: str
@@ -117,7 +119,7 @@ class Pipeline:
         in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
         is_class = image_ops.require(in_range, "the label is not a class:", label)
         label = tf.ensure_shape(label, self.label_shape())
-        image = tf.ensure_shape(self.image(encoded, item["seed"]), [self.size, self.size, 3])
+        image = tf.ensure_shape(self.image(encoded, item["seed"]), [*self.size, 3])
         with tf.control_dependencies([image, is_class]):
             seconds = tf.timestamp() - start
         rest = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
@@ -125,7 +127,7 @@ class Pipeline:
 
     def blank(self, item: dict) -> dict:
         """Stands in for an example that failed."""
-        image = tf.zeros([self.size, self.size, 3], tf.uint8)
+        image = tf.zeros([*self.size, 3], tf.uint8)
         label = tf.zeros(self.label_shape(), tf.int32)
         rest = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
         return dict(image=image, label=label, mask=tf.zeros([])) | rest
@@ -293,7 +295,7 @@ def train_pipeline(
         source=source,
         items=order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats),
         image=images.train_image(data, config.image_size, images.most_pixels(threads)),
-        size=config.image_size,
+        size=(config.image_size, config.image_size),
         rows=len(rows),
         steps=total_steps,
         on_corrupt=data.on_corrupt,
@@ -307,17 +309,25 @@ def eval_pipeline(
     source: Source,
     rows: np.ndarray,
     batch_size: int,
-    image_size: int,
+    image_size: int | tuple[int, int],
     on_corrupt: str,
     threads: int = 0,
+    model: Classifier | None = None,
 ) -> Pipeline:
-    """Every example of a split once, in order."""
+    """Every example of a split once, in order.
+
+    Args:
+      data: how images are prepared; see `preparation.configured`.
+      model: expects images in its own way; None: those of the published weights.
+    """
     threads = threads or cores()
+    size = image_ops.pair(image_size)
+    how = preparation.configured(data, size, model)
     return Pipeline(
         source=source,
         items=order.eval_items(len(source), batch_size, rows),
-        image=images.eval_image(data, image_size, images.most_pixels(threads)),
-        size=image_size,
+        image=images.eval_image(how, images.most_pixels(threads)),
+        size=size,
         rows=len(rows),
         steps=-(-len(source) // batch_size),
         on_corrupt=on_corrupt,

@@ -46,7 +46,6 @@ def evaluate(config) -> dict[str, float]:
     model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
     sharding.check_model(model, mesh)
     with config.unlocked():
-        config.image_size = model.image_size[0]
         if config.loss == default.loss and weights.loss:
             config.loss = weights.loss
     # Hugging Face labels are free text, so match classes by index.

@@ -3,6 +3,7 @@ training or afterwards.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,8 @@ from vit_jax.cli.spool import Files
 from vit_jax.distributed import sharding, waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
+from vit_jax.models import preparation
+from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -27,11 +30,13 @@ ON_FEATURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Compiled functions of (params, batch): sums of the classification, and frozen features."""
+    """A model, and compiled functions of (params, batch): sums of the classification, and frozen
+    features.
+    """
 
+    model: Classifier
     classify: Callable
     features: Callable
-    num_classes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Split:
     """One split of a data set, ready to be read. Splits with the same key have the same batches."""
 
     key: tuple
-    batches: Callable[[], Iterator[dict]]
+    batches: Callable[[Classifier], Iterator[dict]]  # prepared as the model expects
     num_classes: int
     num_examples: int
     labels: Callable[[], np.ndarray]  # of all examples; may need a scan
@@ -98,21 +103,28 @@ class Splits:
             )
         return source
 
-    def batches(self, use: str, data, source, size: int) -> Callable[[], Iterator[dict]]:
-        """f() -> global batches on the mesh, from the start."""
+    def batches(self, use: str, data, source, size: int) -> Callable[[Classifier], Iterator[dict]]:
+        """f(model) -> global batches on the mesh, from the start."""
         from vit_jax.data import pipeline, to_device
 
         config = self.config
         rows = sharding.local_rows(self.mesh, size)
-        common = (config.image_size, config.data.on_corrupt, config.data.threads)
-        host = pipeline.eval_pipeline(data, source, rows, size, *common)
-        if self.files is not None:
-            host.skipped.list_in(self.files, use)
-        decoded = self.cache.batches(host)
+        common = (config.data.on_corrupt, config.data.threads)
 
-        def batches() -> Iterator[dict]:
+        @functools.cache
+        def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
+            host = pipeline.eval_pipeline(
+                data, source, rows, size, model.image_size, *common, model
+            )
+            how = preparation.configured(data, model.image_size, model)
+            log.info("images of %s: %s", use, how)
+            if self.files is not None:
+                host.skipped.list_in(self.files, use)
+            return self.cache.batches(host)
+
+        def batches(model: Classifier) -> Iterator[dict]:
             prefetch = config.data.prefetch
-            return to_device.to_device(decoded(), self.mesh, rows, size, prefetch)
+            return to_device.to_device(decoded(model)(), self.mesh, rows, size, prefetch)
 
         return batches
 
@@ -152,7 +164,7 @@ def make_steps(config, model) -> Steps:
         apply_fn, config.loss, model.num_classes, model.normalize
     )
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(jax.jit(classify), jax.jit(extract), model.num_classes)
+    return Steps(model, jax.jit(classify), jax.jit(extract))
 
 
 def run(
@@ -172,7 +184,8 @@ def run(
 
     def batches_of(name: str, split: Split) -> Iterator[dict]:
         return until(
-            f"a batch of evaluation {name}", watchdog.each(split.batches(), f"evaluation {name}")
+            f"a batch of evaluation {name}",
+            watchdog.each(split.batches(steps.model), f"evaluation {name}"),
         )
 
     def features_of(name: str, split: Split) -> features.Features:
@@ -188,7 +201,7 @@ def run(
         if settings.type in ON_BATCHES:
             batches = batches_of(name, test)
             if settings.among == "present":
-                batches = among_present(batches, test, steps.num_classes)
+                batches = among_present(batches, test, steps.model.num_classes)
             result = ON_BATCHES[settings.type](steps.classify, params, batches)
         else:
             train_features = features_of(name, opened[name].train)

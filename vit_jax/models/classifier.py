@@ -9,6 +9,17 @@ import numpy as np
 from vit_jax.errors import UserError
 
 HALF = (0.5, 0.5, 0.5)
+LIBRARIES = {  # with the interpolations that each has
+    "tensorflow": ("bilinear", "bicubic"),
+    "timm": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
+    "transformers": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
+}
+PREPARATION = ("library", "interpolation", "crop", "resize")  # fields that say how
+RESIZE = {
+    "shorter": "the shorter side, with the same aspect ratio",
+    "longer": "the longer side, with a border beyond the shorter one",
+    "squash": "both sides",
+}
 
 
 class Classifier(nn.Module):
@@ -25,9 +36,13 @@ class Classifier(nn.Module):
     dtype: jnp.dtype = jnp.float32
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF
+    # How images are prepared for evaluation: see data/preparation.py.
+    library: str = "tensorflow"  # whose operations resize and crop: one of LIBRARIES
     interpolation: str = "bilinear"
-    # The central crop as a share of the shorter side, such as 0.875; None: the whole image.
+    # The central crop as a share of what the image is resized to, such as 0.875; None: the whole
+    # image.
     crop: float | None = None
+    resize: str = "shorter"  # what is resized before a crop: one of RESIZE
 
     # Facts about an architecture, unless it says otherwise.
     depth = 0  # layers on a sequence of tokens; 0: none
@@ -83,6 +98,13 @@ class Classifier(nn.Module):
             raise UserError(
                 f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0"
             )
+        self.check_choice("library", LIBRARIES)
+        self.check_choice("interpolation", LIBRARIES[self.library])
+        self.check_choice("resize", RESIZE)
+        # Only the others add a border to an image that is smaller than the crop.
+        most = 1 if self.library == "tensorflow" else min(self.image_size)
+        if self.crop is not None and not 0 < self.crop <= most:
+            raise UserError(f"model crop={self.crop}: give a share from 0 to {most}, or None")
 
     def check_choice(self, field: str, choices) -> None:
         value = getattr(self, field)

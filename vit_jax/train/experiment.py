@@ -23,7 +23,7 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
-from vit_jax.models.classifier import Classifier
+from vit_jax.models.classifier import PREPARATION, Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
 from vit_jax.weights import adapt
@@ -75,6 +75,11 @@ class Experiment:
         devices = jax.devices() if devices is None else devices
         mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
         return cls.build(config, catalog.declared(config), mesh, chip)
+
+    def expecting_images_as(self, fields: dict) -> "Experiment":
+        """The same, evaluated on images as the model with these fields expects them."""
+        kept = {name: fields[name] for name in PREPARATION if name in fields}
+        return dataclasses.replace(self, model=self.model.clone(**kept))
 
     @property
     def num_chips(self) -> int:

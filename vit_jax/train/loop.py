@@ -53,7 +53,8 @@ def train(config, folder: epath.Path, files: Files) -> None:
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
         spikes = Spikes(config, folder, checkpointer)
-        done, state = spikes.start_state(experiment)
+        done, state, fields = spikes.start_state(experiment)
+        experiment = experiment.expecting_images_as(fields)
         workdir.claim(folder, config, source.fingerprint)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
@@ -235,7 +236,7 @@ class Loop:
         watchdog.progress.mark("the way back after a loss spike")
         with self.timer.paused("going back"), self.account.spending("startup"):
             self.spikes.go_back()
-            done, state = self.spikes.start_state(self.experiment)
+            done, state, _ = self.spikes.start_state(self.experiment)
         self.account.stand_at(done)
         self.writer.rewind(done)
         self.guard.num_reported = int(state.skipped_steps)

@@ -119,8 +119,8 @@ def check_branch(experiment, meta: dict) -> None:
         )
 
 
-def branched_state(experiment) -> tuple[int, step.TrainState]:
-    """The whole state of the checkpoint `config.branch_from`, as (step, state).
+def branched_state(experiment) -> tuple[int, step.TrainState, dict]:
+    """The whole state of the checkpoint `config.branch_from`, as (step, state, its model's fields).
 
     Raises:
       UserError: it is not a checkpoint of such a run, is damaged, or is after the end of this run.
@@ -136,12 +136,12 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
     check_branch(experiment, meta)
     state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
     log.info("branches from %s", folder)
-    return meta["step"], to_this_layout(state, experiment.model, experiment.abstract_state)
+    state = to_this_layout(state, experiment.model, experiment.abstract_state)
+    return meta["step"], state, meta["model"]
 
 
-def pretrained_state(config, model, tx, abstract) -> step.TrainState:
-    """A state that starts from the weights of `config.init_from`, with a new head."""
-    weights = pretrained.read(config.init_from, image_size=config.image_size)
+def pretrained_state(config, weights, model, tx, abstract) -> step.TrainState:
+    """A state that starts from loaded weights, with a new head."""
     adapt.check_same_function(weights, model)
     params = adapt.adapt(weights, model, True, config.init_allow)
     params = scan_layout.relayout(params, model.scan, jnp.stack)
@@ -154,9 +154,9 @@ def pretrained_state(config, model, tx, abstract) -> step.TrainState:
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
-def start_state(experiment, checkpointer) -> tuple[int, step.TrainState]:
-    """(updates done, state) of the newest checkpoint in the workdir, else of `branch_from`, else
-    of `init_from` or the seed.
+def start_state(experiment, checkpointer) -> tuple[int, step.TrainState, dict]:
+    """(updates done, state, fields of its model) of the newest checkpoint in the workdir, else of
+    `branch_from`, else of `init_from` or the seed.
     """
     config = experiment.config
     model = experiment.model
@@ -164,9 +164,12 @@ def start_state(experiment, checkpointer) -> tuple[int, step.TrainState]:
     restored = checkpointer.restore(functools.partial(saved_layout, experiment))
     if restored:
         number, state = restored
-        return number, to_this_layout(state, model, abstract)
+        meta = checkpoint.read_meta(checkpointer.folder / str(number))
+        return number, to_this_layout(state, model, abstract), meta["model"]
     if config.branch_from:
         return branched_state(experiment)
     if config.init_from:
-        return 0, pretrained_state(config, model, experiment.tx, abstract)
-    return 0, fresh_state(config, model, experiment.tx, abstract)
+        weights = pretrained.read(config.init_from, image_size=config.image_size)
+        state = pretrained_state(config, weights, model, experiment.tx, abstract)
+        return 0, state, weights.fields
+    return 0, fresh_state(config, model, experiment.tx, abstract), {}

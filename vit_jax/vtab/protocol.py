@@ -32,7 +32,6 @@ PROTOCOLS = {
 PROTOCOLS["lightweight"] = PROTOCOLS["vit"] | {
     "image_size": 224,
     "data.crop": "resize",
-    "data.method": "bilinear_tf1",
     "data.flip": False,
     "optim.lr": 0.1,
     "optim.schedule": "stair",

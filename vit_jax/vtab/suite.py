@@ -21,6 +21,7 @@ from vit_jax.data.sources.vtab_tasks import VTAB, Task
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
+from vit_jax.models import preparation
 from vit_jax.train import experiment, workdir
 from vit_jax.train import state as states
 from vit_jax.vtab import report, task_data
@@ -119,6 +120,8 @@ class Suite:
         self.config = config
         self.mesh = mesh
         self.model, make_params = make_model(config, mesh)
+        how = preparation.configured(config.evals.test.data, self.model.image_size, self.model)
+        log.info("images: %s", how)
         self.finetuner = Finetuner(config, self.model, make_params, mesh, task_data.EXAMPLES)
 
     def crops(self, task: Task) -> bool:
@@ -137,7 +140,7 @@ class Suite:
         return TaskData(
             found=found,
             fingerprint=vtab_fingerprint.ids(name, task, found),
-            training=task_data.training_set(name, found, self.config, size),
+            training=task_data.training_set(name, found, self.config, size, self.model),
         )
 
     def choose(self, name: str, data: TaskData, examples: Examples) -> Setting:
@@ -158,7 +161,9 @@ class Suite:
             raise NegativeResult(
                 "loss or gradients were not finite with any setting: choose lower learning rates"
             )
-        _, batches = task_data.batches_of(name, data.found, "val200", self.config, self.mesh)
+        _, batches = task_data.batches_of(
+            name, data.found, "val200", self.config, self.mesh, self.model
+        )
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
         top1 = {setting: result["top1"] for setting, result in zip(trained, results, strict=True)}
         for setting, value in top1.items():
@@ -180,7 +185,9 @@ class Suite:
         ]
         jax.block_until_ready(trained)
         end_of_training = time.monotonic()
-        num_test, batches = task_data.batches_of(name, data.found, "test", self.config, self.mesh)
+        num_test, batches = task_data.batches_of(
+            name, data.found, "test", self.config, self.mesh, self.model
+        )
         evaluated = self.finetuner.evaluate(trained, batches, task.num_classes)
         end = time.monotonic()
         unreadable = task_data.EXAMPLES - len(image) + num_test - int(evaluated[0]["count"])

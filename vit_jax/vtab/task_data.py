@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax.data.sources import vtab_tasks
 from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult, UserError
+from vit_jax.models.classifier import Classifier
 
 DECODE = 100  # images decoded at a time
 EXAMPLES = 1_000  # of train800val200
@@ -57,16 +58,17 @@ def find(name: str, config):
     return found
 
 
-def training_set(name: str, found, config, size: int) -> TrainingSet:
-    """Decodes train800val200 and resizes it to `size` pixels. With data.on_corrupt="skip" images
-    that can't be read are left out, unless too few remain.
+def training_set(name: str, found, config, size: int, model: Classifier) -> TrainingSet:
+    """Decodes train800val200 and resizes it to `size` pixels, as at evaluation. With
+    data.on_corrupt="skip" images that can't be read are left out, unless too few remain.
     """
     from vit_jax.data import pipeline
     from vit_jax.data.sources import vtab as vtab_source
 
     source = vtab_source.open_part(name, vtab_tasks.vtab(name), found, "train800val200")
-    resize = ml_collections.ConfigDict(dict(crop="resize", method=config.data.method))
-    common = (size, config.data.on_corrupt, config.data.threads)
+    method = config.evals.test.data.method
+    resize = ml_collections.ConfigDict(dict(crop="resize", method=method))
+    common = (size, config.data.on_corrupt, config.data.threads, model)
     host = pipeline.eval_pipeline(resize, source, np.arange(DECODE), DECODE, *common)
     batches = list(host.batches())
     image, label, mask = (
@@ -82,9 +84,11 @@ def training_set(name: str, found, config, size: int) -> TrainingSet:
     return TrainingSet(image[readable], label[readable], num_train800)
 
 
-def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator[dict]]:
+def batches_of(
+    name: str, found, part: str, config, mesh, model: Classifier
+) -> tuple[int, Iterator[dict]]:
     """(number of examples, batches on the mesh) of val200 or test, as `config.evals.test.data`
-    says.
+    says, and otherwise the model expects.
     """
     from vit_jax.data import pipeline, to_device
     from vit_jax.data.sources import source
@@ -96,7 +100,7 @@ def batches_of(name: str, found, part: str, config, mesh) -> tuple[int, Iterator
         opened = source.Subset(opened, np.arange(config.vtab.max_test_examples))
     size = data.batch_size or config.data.batch_size
     rows = sharding.local_rows(mesh, size)
-    common = (config.image_size, config.data.on_corrupt, config.data.threads)
+    common = (config.image_size, config.data.on_corrupt, config.data.threads, model)
     host = pipeline.eval_pipeline(data, opened, rows, size, *common)
     batches = to_device.to_device(host.batches(), mesh, rows, size, config.data.prefetch)
     return len(opened), batches

@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import torch_layout
+from vit_jax.weights.formats import hf_processor, torch_layout
 from vit_jax.weights.formats.infer import infer_fields, number_of_heads, saved_image_size
 from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
@@ -16,7 +16,6 @@ from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
 GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
 GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))  # PIL
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
 POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
 
@@ -180,7 +179,7 @@ def read(
         gelu=torch_layout.choice(gelu, GELUS, "hidden_act", path),
         ln_eps=float(vision.get("layer_norm_eps", model.ln_eps)),
         posemb="learn",
-        **preprocessing(processor),
+        **hf_processor.read(processor, config, path),
     )
     if not siglip:
         fields["pool"] = "tok"
@@ -206,30 +205,6 @@ def saved_heads(arrays: dict, model: Model, config: dict, vision: dict, path) ->
     width = patches.shape[0] if patches.ndim else 0
     mlp_dim = arrays.get(model.fc1, np.zeros(0)).size
     return number_of_heads(width, model.depth, mlp_dim, path)
-
-
-def preprocessing(processor: dict) -> dict:
-    """Fields of `model.preprocess`, from preprocessor_config.json."""
-    fields = {}
-    for name in ("mean", "std"):
-        if f"image_{name}" in processor:
-            fields[name] = tuple(processor[f"image_{name}"])
-    if processor.get("do_normalize") is False:
-        fields |= dict(mean=(0.0,) * 3, std=(1.0,) * 3)
-    if "resample" in processor:
-        fields["interpolation"] = RESAMPLING.get(processor["resample"], "bilinear")
-    size = shorter_side(processor.get("size"))
-    crop = shorter_side(processor.get("crop_size"))
-    if processor.get("do_center_crop") and size and crop:
-        fields["crop"] = crop / size
-    return fields
-
-
-def shorter_side(size) -> int | None:
-    """The shorter side of a size, which is a number or a dict."""
-    if isinstance(size, dict):
-        return min(size.values(), default=None)
-    return size
 
 
 def labels(config: dict, num_classes: int) -> tuple[str, ...]:
@@ -258,7 +233,8 @@ def obstacles(weights: Weights, model) -> list[str]:
         "LayerScale": model.layer_scale,
         "a final LayerNorm after the pooling (fc_norm)": model.fc_norm,
     }
-    return [name for name, present in features.items() if present]
+    found = [name for name, present in features.items() if present]
+    return found + hf_processor.obstacles(model)
 
 
 def write(weights: Weights, model) -> tuple[dict, dict]:
@@ -298,30 +274,4 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         id2label={str(i): name for i, name in enumerate(names)},
         label2id={name: i for i, name in enumerate(names)},
     )
-    return arrays, dict(config=config, preprocessor_config=processor_config(model, name))
-
-
-def processor_config(model, name: str) -> dict:
-    """preprocessor_config.json; `name`: ViT or DeiT."""
-    numbers = {how: number for number, how in RESAMPLING.items()}
-    height, width = model.image_size
-    processor = dict(
-        image_processor_type=f"{name}ImageProcessor",
-        do_resize=True,
-        size=dict(height=height, width=width),
-        resample=numbers.get(model.interpolation, 2),
-        do_rescale=True,
-        rescale_factor=1 / 255,
-        do_normalize=True,
-        do_center_crop=False,  # DeiT's default is to crop to 224
-        image_mean=list(model.mean),
-        image_std=list(model.std),
-    )
-    if model.crop:
-        processor |= dict(
-            image_processor_type="DeiTImageProcessor",  # ViT's can't crop
-            size=dict(height=round(height / model.crop), width=round(width / model.crop)),
-            do_center_crop=True,
-            crop_size=dict(height=height, width=width),
-        )
-    return processor
+    return arrays, dict(config=config, preprocessor_config=hf_processor.write(model, name))

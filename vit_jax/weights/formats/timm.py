@@ -8,7 +8,9 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import create
+from vit_jax.models import create, preparation
+from vit_jax.models.classifier import Classifier
+from vit_jax.models.preparation import expected
 from vit_jax.weights.formats import torch_layout
 from vit_jax.weights.formats.infer import infer_fields, number_of_heads, saved_image_size
 from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
@@ -32,6 +34,9 @@ ENTRIES = [
     (r"test_vit\d?", dict(num_heads=2)),
     (r"test_vit3", dict(num_heads=3, pool_include_prefix=True)),
 ]
+CROP_MODES = {"center": "shorter", "border": "longer", "squash": "squash"}
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 UNSUPPORTED = ("qk_norm", "pre_norm", "pool_include_prefix", "scale_attn_norm", "scale_mlp_norm")
 NORMS = (None, "layernorm", "layernormfp32")
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
@@ -65,16 +70,36 @@ def rows(depth: int) -> list[Row]:
     ]
 
 
-def preprocessing(config: dict) -> dict:
-    """Fields of `model.preprocess`, from a pretrained_cfg."""
-    fields = {name: tuple(config[name]) for name in ("mean", "std") if name in config}
-    if "interpolation" in config:
-        fields["interpolation"] = str(config["interpolation"])
-    if "crop_pct" in config:
-        fields["crop"] = float(config["crop_pct"])
-        if config.get("crop_mode") == "squash" and config["crop_pct"] == 1:
-            fields["crop"] = None
-    return fields
+def preparation_fields(config: dict) -> dict:
+    """Fields of a model that say how images are prepared, from a pretrained_cfg.
+
+    The defaults are those of `timm.data.resolve_data_config`; but if there is no config at all,
+    pixels are [-1, 1], as for most ViTs of timm.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    normalization = dict(
+        mean=tuple(given.get("mean", IMAGENET_MEAN)),
+        std=tuple(given.get("std", IMAGENET_STD)),
+    )
+    crop = float(given.get("crop_pct", 0.875))
+    resize = CROP_MODES.get(given.get("crop_mode"), "shorter")
+    return dict(
+        library="timm",
+        interpolation=str(given.get("interpolation", "bicubic")),
+        crop=None if resize == "squash" and crop == 1 else crop,
+        resize=resize,
+        **(normalization if config else {}),
+    )
+
+
+def crop_pct(model: Classifier) -> float | None:
+    """The crop_pct with which timm resizes an image to the same target; None: there is none."""
+    how = expected(model)
+    exact = how.size[0] / how.target[0]
+    for share in (model.crop or 1.0, exact, math.nextafter(exact, 0)):
+        if preparation.target(how.size, share, "timm") == how.target:
+            return share
+    return None
 
 
 def entry_args(architecture: str) -> dict:
@@ -126,7 +151,7 @@ def read(arrays: dict, config: dict, path, grid=None, image_size=None, num_heads
     fields |= dict(
         layer_scale=layer_scale(params, args),
         gelu=torch_layout.choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
-        **preprocessing(pretrained),
+        **preparation_fields(pretrained),
     )
     size = args.get("img_size")
     if not size and "input_size" in pretrained:
@@ -238,6 +263,9 @@ def obstacles(weights: Weights, model) -> list[str]:
     if weights.fields["architecture"] != "vit":
         return [f"the architecture {weights.fields['architecture']}"]
     distilled = model.distilled
+    how = expected(model)
+    is_square = how.target[0] == how.target[1]
+    by_shorter_side = how.resize == "shorter" and how.library == "transformers"
     features = {
         "a ResNet stem": model.stem_units is not None,
         f"pool={model.pool}": model.pool not in POOLS.values(),
@@ -246,6 +274,10 @@ def obstacles(weights: Weights, model) -> list[str]:
         "pre_logits": model.pre_logits,
         "register tokens with a distillation token": model.registers and distilled,
         "a final LayerNorm after the pooling of two tokens": model.fc_norm and distilled,
+        "a crop of images that are not square": by_shorter_side and not is_square,
+        f"a crop of {how.size} from {how.target}": not (
+            crop_pct(model) and how.crops_as_in("timm")
+        ),
     }
     return [name for name, present in features.items() if present]
 
@@ -276,13 +308,15 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
             reg_tokens=model.registers,
             fc_norm=model.fc_norm,
         )
+    how = expected(model)
+    modes = {ours: theirs for theirs, ours in CROP_MODES.items()}
     preprocess = dict(
         input_size=[3, *model.image_size],
         mean=model.mean,
         std=model.std,
         interpolation=model.interpolation,
-        crop_pct=model.crop or 1.0,
-        crop_mode="center" if model.crop else "squash",
+        crop_pct=crop_pct(model),
+        crop_mode=modes[how.resize],
         num_classes=model.num_classes,
         first_conv="patch_embed.proj",
         classifier=["head", "head_dist"] if model.distilled else "head",
