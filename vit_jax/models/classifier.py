@@ -9,17 +9,13 @@ import numpy as np
 from vit_jax.errors import UserError
 
 HALF = (0.5, 0.5, 0.5)
-LIBRARIES = {  # with the interpolations that each has
-    "tensorflow": ("bilinear", "bicubic"),
-    "timm": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
-    "transformers": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
-}
-PREPARATION = ("library", "interpolation", "crop", "resize")  # fields that say how
-RESIZE = {
-    "shorter": "the shorter side, with the same aspect ratio",
-    "longer": "the longer side, with a border beyond the shorter one",
-    "squash": "both sides",
-}
+PILLOW = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+# Whose operations resize and crop images, with their interpolations.
+LIBRARIES = {"tensorflow": ("bilinear", "bicubic"), "timm": PILLOW, "transformers": PILLOW}
+# What is resized before a crop: one side, with the aspect ratio kept, or both. If it is the longer
+# side, a border fills the crop.
+RESIZE = ("shorter", "longer", "squash")
+PREPARATION = ("library", "interpolation", "crop", "resize")  # the fields for evaluation images
 
 
 class Classifier(nn.Module):
@@ -36,13 +32,13 @@ class Classifier(nn.Module):
     dtype: jnp.dtype = jnp.float32
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF
-    # How images are prepared for evaluation: see data/preparation.py.
-    library: str = "tensorflow"  # whose operations resize and crop: one of LIBRARIES
+    # How images are prepared for evaluation; see preparation.py.
+    library: str = "tensorflow"  # one of LIBRARIES
     interpolation: str = "bilinear"
     # The central crop as a share of what the image is resized to, such as 0.875; None: the whole
     # image.
     crop: float | None = None
-    resize: str = "shorter"  # what is resized before a crop: one of RESIZE
+    resize: str = "shorter"  # one of RESIZE
 
     # Facts about an architecture, unless it says otherwise.
     depth = 0  # layers on a sequence of tokens; 0: none
