@@ -6,7 +6,7 @@ python -m references.check [--table=FILE.csv] [--only=REGEX] [--tolerance=0.1] [
 
 `imagenet.csv` needs ImageNet in TFDS (docs/data.md) and the network; `stand_ins.csv` needs neither,
 for its small weights classify the digits of scikit-learn. Commands run at the root of the checkout,
-with the overrides. Rows that FILE of --json has already are not run again.
+with the overrides. What FILE of --json has already is not measured again.
 """
 
 import csv
@@ -39,7 +39,7 @@ def read_table(path) -> list[dict]:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
-            if tuple(row) != COLUMNS or shlex.split(row["command"])[:3] != COMMAND:
+            if tuple(row) != COLUMNS or shlex.split(row["command"] or "")[:3] != COMMAND:
                 raise ValueError(f"a row is {list(row.values())}")
             decimals = len(row["top1"].partition(".")[2])
             row |= dict(top1=float(row["top1"]), rounding=0.5 * 10**-decimals)
@@ -88,43 +88,62 @@ def line(result: dict) -> str:
     )
 
 
-def read_results(path: str | None) -> list[dict]:
-    """Those of earlier runs in the file of --json; [] if there are none."""
+def read_results(path: str | None) -> dict[tuple[str, str], dict]:
+    """Those of earlier runs in the file of --json, by (weights, data); {} if there are none."""
     if not path or not pathlib.Path(path).exists():
-        return []
+        return {}
     try:
-        return json.loads(pathlib.Path(path).read_text())
-    except (OSError, ValueError) as error:
+        results = json.loads(pathlib.Path(path).read_text())
+        return {
+            (one["weights"], one["data"]): one | dict(measured=float(one["measured"]))
+            for one in results
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--json={path} is not a file of earlier results ({error}): remove it, or give another"
         ) from None
 
 
+def chosen(table, only: str) -> list[dict]:
+    """The rows of a table whose weights match a regular expression.
+
+    Raises:
+      UserError: none does, or it is not a valid one.
+    """
+    try:
+        rows = [row for row in read_table(table) if re.search(only, row["weights"])]
+    except re.error as error:
+        raise UserError(
+            f"--only={only} is not a valid regular expression ({error}): correct it"
+        ) from None
+    if not rows:
+        raise UserError(f"no weights of {table} match --only={only}: correct it")
+    return rows
+
+
 def check(args, overrides: list[str]) -> None:
-    """Runs the commands that are left, and prints a line for each.
+    """Runs the commands that are left, and prints a line for each row.
 
     Raises:
       NegativeResult: an accuracy differs, or a command fails.
     """
     cli.check_file(args.json)
-    rows = [row for row in read_table(args.table) if re.search(args.only, row["weights"])]
-    if not rows:
-        raise UserError(f"no weights of {args.table} match --only={args.only}: correct it")
+    rows = chosen(args.table, args.only)
     results = read_results(args.json)
-    done = {(result["weights"], result["data"]) for result in results}
     failed = 0
+    different = 0
     for row in rows:
-        if (row["weights"], row["data"]) in done:
-            continue
+        key = (row["weights"], row["data"])
         try:
-            results.append(judged(row, measure(row, overrides), args.tolerance))
+            top1 = results[key]["measured"] if key in results else measure(row, overrides)
         except NegativeResult as error:
             failed += 1
             print(printable(f"FAILED   {row['data']}  {row['weights']}: {error}"), flush=True)
             continue
-        print(printable(line(results[-1])), flush=True)
-        cli.write_json(args.json, results)
-    different = sum(not result["agrees"] for result in results)
+        results[key] = judged(row, top1, args.tolerance)
+        different += not results[key]["agrees"]
+        print(printable(line(results[key])), flush=True)
+        cli.write_json(args.json, list(results.values()))
     if failed or different:
         raise NegativeResult(
             f"of {len(rows)} accuracies {different} differ by more than {args.tolerance} "

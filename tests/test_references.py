@@ -73,10 +73,12 @@ def test_what_differs_and_what_fails_is_named_and_the_rest_is_not_measured_again
     calls.clear()
     assert check.main(command) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "FAILED   digits  references/stand_ins/transformers_digits: error: the network is down"
-    ]
+    assert [line.split()[0] for line in lines] == ["agrees", "DIFFERS", "FAILED"]
+    assert lines[1].split()[1:6] == ["published", "88.61", "measured", "88.91", "+0.30"]
+    assert lines[2].endswith("stand_ins/transformers_digits: error: the network is down")
     assert [name for name, _ in calls] == ["transformers_digits"]
+    assert check.main([*command, "--tolerance=0.3", "--only=timm"]) == 0  # judged anew
+    assert capsys.readouterr().out.startswith("agrees")
 
 
 MISTAKES = {
@@ -84,12 +86,17 @@ MISTAKES = {
     "--table={tmp}/short.csv": "short.csv is not a table of",
     "--table={tmp}/other.csv": "whose commands begin with python -m vit_jax.evaluate",
     "--only=nothing": "match --only=nothing",
+    "--only=(": "--only=( is not a valid regular expression",
+    "--json={tmp}/null.json": "null.json is not a file of earlier results",
+    "--json={tmp}/list.json": "list.json is not a file of earlier results",
 }
 
 
 @pytest.mark.parametrize("flag", MISTAKES)
 def test_mistakes_end_in_one_clear_line(flag, tmp_path, capsys):
     (tmp_path / "short.csv").write_text("weights,top1\na,5\n")
+    (tmp_path / "null.json").write_text("null")
+    (tmp_path / "list.json").write_text('[{"weights": "a"}]')
     header = ",".join(check.COLUMNS)
     (tmp_path / "other.csv").write_text(f"{header}\na,digits,8,5,me,rm -r /\n")
     flags = [f"--table={STAND_INS}", flag.format(tmp=tmp_path)]
