@@ -10,7 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import applied, golden_file, last_error
+from conftest import GOLDEN, applied, golden_file, last_error
 from etils import epath
 from PIL import Image
 
@@ -84,6 +84,20 @@ def test_features_are_what_the_head_reads(photos, weights, tmp_path):
     images = np.stack([pixels(path) for path in one])
     wanted = pretrained.features(model, params, model.normalize(images))
     np.testing.assert_allclose(found["features"], wanted, atol=2e-5)
+
+
+def test_weights_for_images_that_are_not_square(photos, tmp_path):
+    """32 x 48 of a model of timm, whose config has timm's defaults for the rest."""
+    out = tmp_path / "found.npz"
+    weights = str(GOLDEN / "timm_nonsquare")
+    image = str(photos / "a.png")
+    assert predict.main([f"--checkpoint={weights}", image, "--top_k=0", f"--out={out}"]) == 0
+    model, params = vit_jax.from_pretrained(weights)
+    # floor(48 / 0.875) = 54 is the shorter side after resizing; then the centre.
+    resized = Image.open(image).resize((54, 54), Image.Resampling.BICUBIC)
+    prepared = np.asarray(resized.crop((3, 11, 51, 43)))
+    wanted = pretrained.features(model, params, model.normalize(prepared[None]))
+    np.testing.assert_allclose(np.load(out)["features"], wanted, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -202,20 +202,20 @@ def verify(weights, made: pathlib.Path, model, target: str) -> dict:
 
 
 def check_pixels(weights, before: Classifier, after: Classifier, target: str) -> None:
-    """Raises NegativeResult if prepared images differ."""
+    """Raises NegativeResult if prepared images differ by more than what libraries do to them."""
     how = preparation.expected(before)
-    if how.library != after.library and how.library == "tensorflow":
-        log.warning("%s resizes with antialiasing, which %s does not expect", target, weights.path)
-    elif how.library != after.library and how.is_cropped:
-        log.warning("%s rounds odd borders otherwise: crops of some images move by a pixel", target)
     levels, share = pixel_difference(before, after)
-    if levels <= PIXEL_TOLERANCE and share <= PIXEL_SHARE:
+    if not (levels <= PIXEL_TOLERANCE and share <= PIXEL_SHARE):
+        raise NegativeResult(
+            f"images prepared for {weights.path} as {target} differ by up to {levels:.3g} of 255 "
+            f"levels, {how} becomes {preparation.expected(after)}: nothing is written"
+        )
+    if how.library == after.library:
         return
-    raise NegativeResult(
-        f"images prepared for {weights.path} as {target} differ by up to {levels:.3g} of 255 "
-        f"levels, {preparation.expected(before)} becomes {preparation.expected(after)}: nothing is "
-        "written"
-    )
+    if how.library == "tensorflow" and how.method == "bilinear":
+        log.warning("%s resizes with antialiasing, which %s does not expect", target, weights.path)
+    elif how.is_cropped:
+        log.warning("%s rounds odd borders otherwise: crops of some images move by a pixel", target)
 
 
 def convert(source: str, destination: str, target: str) -> dict:

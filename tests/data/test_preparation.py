@@ -166,6 +166,9 @@ UNEXPECTED = {
         do_center_crop=True, size=[40, 60], crop_size=32
     ),
     "interpolation '9' is unknown": dict(resample=9),
+    r"crop_size=\{'shortest_edge': 8\} has no": dict(
+        do_center_crop=True, crop_size=dict(shortest_edge=8)
+    ),
 }
 
 
@@ -173,6 +176,26 @@ UNEXPECTED = {
 def test_processors_that_no_model_can_follow_are_errors(message):
     with pytest.raises(UserError, match=message):
         create.create(**TINY, **hf_processor.read(UNEXPECTED[message], {}, "folder"))
+
+
+ODD = {  # the same as dict(size=40, image_mean=[0.5] * 3)
+    "null": dict(size=40, crop_size=None, do_center_crop=None, default_to_square=None),
+    "number": dict(size=dict(height=40, width=40, longest_edge=None), image_mean=0.5),
+    "list": dict(size=[40, 40], image_processor_type="ViTImageProcessorFast"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_other_ways_to_write_a_processor(case, caplog):
+    found = hf_processor.read(ODD[case], dict(model_type="vit"), "folder")
+    assert found == hf_processor.read(dict(size=40, image_mean=[0.5] * 3), {}, "folder")
+    assert found["interpolation"] == "bilinear" and not caplog.text
+
+
+def test_a_processor_of_another_class_is_reported(caplog):
+    other = dict(image_processor_type="ConvNextImageProcessor", size=40)
+    assert hf_processor.read(other, dict(model_type="deit"), "folder")["interpolation"] == "bicubic"
+    assert "ConvNext, is not known here: images are prepared as by DeiT's" in caplog.text
 
 
 def test_a_processor_without_one_size_is_reported(caplog):
@@ -203,12 +226,26 @@ def splits(photos, tmp_path, model, **data):
     return np.asarray(batch["image"])[:3]
 
 
-def test_evaluations_prepare_images_as_the_weights_expect(photos, tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        found = splits(photos, tmp_path, model_of(NAME))
+def test_evaluations_prepare_images_as_the_weights_expect(photos, tmp_path):
+    found = splits(photos, tmp_path, model_of(NAME))
     np.testing.assert_array_equal(found, np.stack(list(below(PREPARED, NAME).values())))
+
+
+def test_the_log_says_how_images_are_prepared_and_what_cannot_be_is_an_error(caplog):
+    config = configs.defaults()
+    config.evals.val = ml_collections.ConfigDict(configs.eval_defaults())
+    with caplog.at_level(logging.INFO):
+        suite.make_steps(config, model_of(NAME))
     wanted = "images of evals.val: the shorter side resized to 53, bicubic as in timm, then the "
     assert wanted + "central 48 x 48" in caplog.text
+    config.evals.val.data.method = "bicubic"
+    for model in (model_of("timm-border"), model_of(NAME).clone(crop=1.2)):
+        with pytest.raises(
+            UserError, match=r"data\.method=bicubic of an evaluation adds no border"
+        ):
+            suite.make_steps(config, model)
+    with pytest.raises(UserError, match="resize 'longer' is unknown: use one of shorter, squash"):
+        create.create(**TINY, resize="longer")
 
 
 def test_the_config_overrides_what_the_weights_expect(photos, tmp_path):
@@ -248,3 +285,15 @@ def test_what_is_not_an_image_or_too_large_is_an_error():
     with pytest.raises(ValueError, match="too long and thin"):
         pillow.prepare(thin, Preparation((224, 224), (224, 224), "shorter", library="timm"))
     assert images.MAX_PIXELS == pillow.MAX_PIXELS
+
+
+def test_every_kind_of_pixels_is_decoded_as_by_tensorflow():
+    ramp = np.arange(0, 2**16, 2**10, dtype=np.uint16).reshape(8, 8)
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8)
+    kinds = [Image.fromarray(ramp), *(Image.fromarray(colours[..., :n]) for n in (3, 4))]
+    kinds += [Image.fromarray(colours[..., 0]), Image.fromarray(colours[..., :3]).quantize(9)]
+    for image in kinds:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        found = np.asarray(pillow.decode(file.getvalue()))
+        np.testing.assert_array_equal(found, images.decode(file.getvalue()), image.mode)

@@ -276,7 +276,7 @@ def test_fine_tuning_at_a_higher_resolution(done, tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, capsys):
-    """A run that goes on without these weights, and an evaluation of the run, do so, too."""
+    """A run that goes on without these weights, a branch, and an evaluation of the run do so, too."""
     tiny, workdir = done
     weights = pretrained.read(workdir)
     expected = dict(library="timm", interpolation="bicubic", crop=0.8, resize="shorter")
@@ -293,8 +293,12 @@ def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, c
         last.append(metric_lines(tmp_path / "fine")[-1]["eval/val/top1"])
         shutil.rmtree(tmp_path / "weights", ignore_errors=True)
         shutil.rmtree(tmp_path / "fine/checkpoints/2")
+    saved = f"{tmp_path}/fine/checkpoints/1"
+    branch = [f"--config.branch_from={saved}", *arguments[1:]]
+    assert run(tiny, tmp_path / "branch", *branch) == 0
+    assert said in capsys.readouterr().err
     config = f"--config={ROOT}/configs/evaluate.py:digits,val"
-    saved = f"--config.init_from={tmp_path}/fine/checkpoints/1"
+    saved = f"--config.init_from={saved}"
     assert evaluate.main([config, saved]) == 0
     assert said.replace(".val", ".test") in capsys.readouterr().err and last[0] == last[1]
 

@@ -15,6 +15,7 @@ import scipy.stats
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from conftest import ROOT, below, golden
+from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax.data import __main__ as data_command
@@ -190,6 +191,13 @@ def test_lightweight_images_are_those_of_task_adaptation(small, tmp_path):
     published = np.stack(list(below(LIGHTWEIGHT, "resized").values()))
     for image in (training[: len(own)], np.asarray(next(batches)["image"])[: len(own)]):
         np.testing.assert_allclose(image / 127.5 - 1, published, atol=0.5 / 127.5 + 1e-6)
+    config = configs.load(f"{small}/small.py", given)  # of ViT, which resizes as the weights ask
+    training = task_data.training_set("dtd", found, config, side, timm).image
+    _, batches = task_data.batches_of("dtd", found, "val200", config, mesh, timm)
+    for image in (training[: len(own)], np.asarray(next(batches)["image"])[: len(own)]):
+        for pixels, whole in zip(image, below(LIGHTWEIGHT, "image").values(), strict=True):
+            resized = Image.fromarray(whole).resize((side, side), Image.Resampling.BICUBIC)
+            assert np.abs(pixels.astype(int) - np.asarray(resized)).max() <= 1
 
 
 @pytest.mark.parametrize("name", protocol.PROTOCOLS)

@@ -47,7 +47,7 @@ def overview(name: str, data_dir: str) -> dict:
 
 def sample(config, opened: source.Source, use: str) -> dict:
     """One decoded batch of at most `SHOWN` images, cropped as by the training or evaluation that
-    uses them.
+    uses them, the latter for weights that expect what the published ones do.
     """
     if use == "train":
         size = min(SHOWN, config.data.batch_size)

@@ -35,9 +35,16 @@ def decode(encoded: bytes, most: int = MAX_PIXELS) -> Image.Image:
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             must_be_within(image.width * image.height, most)
-            return image.convert("RGB")
+            return as_8_bits(image).convert("RGB")
     except UnidentifiedImageError:
         raise ValueError(f"it is not an image: use one of {', '.join(FORMATS)}") from None
+
+
+def as_8_bits(image: Image.Image) -> Image.Image:
+    """Grey values of 16 bits as their upper byte, as by TensorFlow; Pillow would clip them."""
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def prepare(image: Image.Image, how: Preparation) -> np.ndarray:

@@ -106,21 +106,21 @@ class Splits:
     def batches(self, use: str, data, source, size: int) -> Callable[[Classifier], Iterator[dict]]:
         """f(model) -> global batches on the mesh, from the start."""
         from vit_jax.data import pipeline, to_device
+        from vit_jax.data.skipped import Skipped
 
         config = self.config
         rows = sharding.local_rows(self.mesh, size)
         common = (config.data.on_corrupt, config.data.threads)
+        skipped = Skipped()
+        if self.files is not None:
+            skipped.list_in(self.files, use)
 
         @functools.cache
         def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
             host = pipeline.eval_pipeline(
                 data, source, rows, size, model.image_size, *common, model
             )
-            how = preparation.configured(data, model.image_size, model)
-            log.info("images of %s: %s", use, how)
-            if self.files is not None:
-                host.skipped.list_in(self.files, use)
-            return self.cache.batches(host)
+            return self.cache.batches(dataclasses.replace(host, skipped=skipped))
 
         def batches(model: Classifier) -> Iterator[dict]:
             prefetch = config.data.prefetch
@@ -154,6 +154,15 @@ def open_all(
 
 
 def make_steps(config, model) -> Steps:
+    """The steps of a model; the log says how images are prepared for it.
+
+    Raises:
+      UserError: `config.evals` asks for what can't be done to them.
+    """
+    for name, entry in config.evals.items():
+        how = preparation.configured(entry.data, model.image_size, model)
+        log.info("images of evals.%s: %s", name, how)
+
     def apply_fn(params, image):
         return model.apply({"params": params}, image)
 

@@ -96,9 +96,10 @@ class Classifier(nn.Module):
             )
         self.check_choice("library", LIBRARIES)
         self.check_choice("interpolation", LIBRARIES[self.library])
-        self.check_choice("resize", RESIZE)
         # Only the others add a border to an image that is smaller than the crop.
-        most = 1 if self.library == "tensorflow" else min(self.image_size)
+        is_published = self.library == "tensorflow"
+        self.check_choice("resize", ("shorter", "squash") if is_published else RESIZE)
+        most = 1 if is_published else min(self.image_size)
         if self.crop is not None and not 0 < self.crop <= most:
             raise UserError(f"model crop={self.crop}: give a share from 0 to {most}, or None")
 

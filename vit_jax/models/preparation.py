@@ -108,9 +108,9 @@ def configured(data, size: tuple[int, int], model: Classifier | None = None) -> 
         how = dataclasses.replace(how, resize="shorter", target=cropped_from, method=method)
     if data.method:
         how = dataclasses.replace(how, method=data.method, library="tensorflow")
-        if how.resize == "longer":
+        if how.resize == "longer" or min(how.target) < min(how.size):
             raise UserError(
-                f"data.method={data.method} is for images without a border, which these weights "
-                "expect: leave it out, or set data.crop of the evaluation, too"
+                f"data.method={data.method} of an evaluation adds no border to images, which these "
+                "weights expect: leave it out, or set its data.crop, too"
             )
     return how

@@ -40,8 +40,13 @@ def read(processor: dict, config: dict, path) -> dict:
     name = re.sub(r"(ImageProcessor|FeatureExtractor).*", "", name)
     model_type = str(config.get("model_type")).split("_")[0]
     names = {known.lower(): known for known in PROCESSORS}
-    default = PROCESSORS.get(name) or PROCESSORS[names.get(model_type, "ViT")]
-    settings = default | {key: value for key, value in processor.items() if value is not None}
+    standard = name if name in PROCESSORS else names.get(model_type, "ViT")
+    if name not in (standard, "None"):
+        log.warning(
+            "%s: its processor, %s, is not known here: images are prepared as by %s's",
+            *(path, name, standard),
+        )
+    settings = PROCESSORS[standard] | without_none(processor)
     return dict(
         library="transformers",
         interpolation=RESAMPLING.get(settings["resample"], str(settings["resample"])),
@@ -50,14 +55,23 @@ def read(processor: dict, config: dict, path) -> dict:
     )
 
 
+def without_none(values: dict) -> dict:
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def normalization(settings: dict) -> dict:
     """mean and std of pixels from 0 to 1, by what transformers does to those from 0 to 255."""
     scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255.0
-    mean = settings["image_mean"] if settings["do_normalize"] else (0.0,) * 3
-    std = settings["image_std"] if settings["do_normalize"] else (1.0,) * 3
+    mean = by_channel(settings["image_mean"] if settings["do_normalize"] else 0.0)
+    std = by_channel(settings["image_std"] if settings["do_normalize"] else 1.0)
     if scale == 1:
-        return dict(mean=tuple(mean), std=tuple(std))
+        return dict(mean=mean, std=std)
     return dict(mean=tuple(x / scale for x in mean), std=tuple(x / scale for x in std))
+
+
+def by_channel(value) -> tuple:
+    """A number of each channel, from these or from one for all."""
+    return (value,) * 3 if isinstance(value, int | float) else tuple(value)
 
 
 def geometry(settings: dict, path) -> dict:
@@ -71,6 +85,7 @@ def geometry(settings: dict, path) -> dict:
         size = dict(height=size, width=size) if settings["square"] else dict(shortest_edge=size)
     if isinstance(size, list):
         size = dict(zip(("height", "width"), size, strict=True))
+    size = without_none(size)
     sides = tuple(size.get(side) for side in ("height", "width"))
     is_squashed = all(sides)
     if not settings["do_resize"] or (not is_squashed and set(size) != {"shortest_edge"}):
@@ -81,9 +96,14 @@ def geometry(settings: dict, path) -> dict:
         )
         return dict(crop=None)
     target = sides if is_squashed else (size["shortest_edge"],) * 2
-    crop = cropped(settings["crop_size"]) if settings["do_center_crop"] else None
-    if not crop:
+    if not settings["do_center_crop"]:
         return dict(crop=None) if is_squashed else dict(crop=1.0, resize="shorter")
+    crop = cropped(settings["crop_size"])
+    if not crop:
+        raise UserError(
+            f"{path}: its processor crops images, but crop_size={settings['crop_size']} has no "
+            "height and width: correct preprocessor_config.json"
+        )
     share = crop[0] / target[0] if is_squashed else min(crop) / target[0]
     if is_squashed and round(crop[1] / share) != target[1]:
         raise UserError(
