@@ -371,7 +371,7 @@ def lost_data(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         host = pipeline.Pipeline(
             source=source,
             items=order.train_items(source.parts, len(rows), rows, seed=rng.randrange(99)),
-            image=pipeline.images.eval_image(Preparation((8, 8))),
+            image=pipeline.images.eval_image(Preparation((8, 8), (8, 8))),
             size=(8, 8),
             rows=len(rows),
             steps=10_000,
