@@ -180,7 +180,7 @@ def test_processors_that_no_model_can_follow_are_errors(message):
 
 ODD = {  # the same as dict(size=40, image_mean=[0.5] * 3)
     "null": dict(size=40, crop_size=None, do_center_crop=None, default_to_square=None),
-    "number": dict(size=dict(height=40, width=40, longest_edge=None), image_mean=0.5),
+    "sides": dict(size=dict(height=40, width=40, longest_edge=None), rescale_factor=1 / 255),
     "list": dict(size=[40, 40], image_processor_type="ViTImageProcessorFast"),
 }
 

@@ -62,16 +62,11 @@ def without_none(values: dict) -> dict:
 def normalization(settings: dict) -> dict:
     """mean and std of pixels from 0 to 1, by what transformers does to those from 0 to 255."""
     scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255.0
-    mean = by_channel(settings["image_mean"] if settings["do_normalize"] else 0.0)
-    std = by_channel(settings["image_std"] if settings["do_normalize"] else 1.0)
+    mean = settings["image_mean"] if settings["do_normalize"] else (0.0,) * 3
+    std = settings["image_std"] if settings["do_normalize"] else (1.0,) * 3
     if scale == 1:
-        return dict(mean=mean, std=std)
+        return dict(mean=tuple(mean), std=tuple(std))
     return dict(mean=tuple(x / scale for x in mean), std=tuple(x / scale for x in std))
-
-
-def by_channel(value) -> tuple:
-    """A number of each channel, from these or from one for all."""
-    return (value,) * 3 if isinstance(value, int | float) else tuple(value)
 
 
 def geometry(settings: dict, path) -> dict:
