@@ -4,8 +4,6 @@ TensorFlow.
 
 import dataclasses
 
-import numpy as np
-
 from vit_jax.data.sources import csv_file, folder, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
@@ -92,12 +90,13 @@ def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return task.splits.get(split, ("", 0))[1], task.num_classes, ()
     if name in CATALOG:
-        parts = {split: np.arange(count) for split, count in CATALOG[name].examples.items()}
-        return len(splits.select(split, parts, name)), CATALOG[name].num_classes, ()
+        parts = {split: range(count) for split, count in CATALOG[name].examples.items()}
+        examples = sum(map(len, splits.pieces(split, parts, name)))
+        return examples, CATALOG[name].num_classes, ()
     opened = listing(name)
     if opened is None:
         return 0, 0, ()
-    examples = len(splits.select(split, opened.splits, name))
+    examples = sum(map(len, splits.pieces(split, opened.splits, name)))
     return examples, opened.num_classes, tuple(opened.class_names)
 
 

@@ -3,7 +3,7 @@ parts.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,7 +27,12 @@ def _position(text: str | None, size: int, missing: int) -> int:
 
 
 def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.ndarray:
-    """Example numbers that a split expression names.
+    """Example numbers that a split expression names; see `pieces`."""
+    return np.concatenate(pieces(expression, splits, where))
+
+
+def pieces(expression: str, splits: Mapping[str, Sequence[int]], where: str) -> list[Sequence[int]]:
+    """The slices of splits that a split expression names.
 
     Args:
       expression: NAME, NAME[from:to] with counts or percentages (rounded to the nearest example),
@@ -55,7 +60,7 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
                 "a part of it"
             )
         parts.append(splits[name][low:high])
-    return np.concatenate(parts)
+    return parts
 
 
 def amount(text: str, size: int, where: str) -> int:
