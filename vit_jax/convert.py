@@ -115,7 +115,7 @@ def pixel_difference(before: Classifier, after: Classifier) -> tuple[float, floa
     from vit_jax.data import pillow
 
     hows = [preparation.expected(before), preparation.expected(after)]
-    hows[0] = dataclasses.replace(hows[0], library=after.library)
+    hows[0] = dataclasses.replace(hows[0], pixels_of=after.pixels_of)
     levels = []
     for image in itertools.starmap(smooth_image, IMAGE_SHAPES):
         pixels = [pillow.prepare(image, how) for how in hows]
@@ -202,7 +202,9 @@ def verify(weights, made: pathlib.Path, model, target: str) -> dict:
 
 
 def check_pixels(weights, before: Classifier, after: Classifier, target: str) -> None:
-    """Raises NegativeResult if prepared images differ by more than what libraries do to them."""
+    """Raises NegativeResult if prepared images differ, and warns if the library that prepares them
+    does.
+    """
     how = preparation.expected(before)
     levels, share = pixel_difference(before, after)
     if not (levels <= PIXEL_TOLERANCE and share <= PIXEL_SHARE):
@@ -210,9 +212,9 @@ def check_pixels(weights, before: Classifier, after: Classifier, target: str) ->
             f"images prepared for {weights.path} as {target} differ by up to {levels:.3g} of 255 "
             f"levels, {how} becomes {preparation.expected(after)}: nothing is written"
         )
-    if how.library == after.library:
+    if how.pixels_of == after.pixels_of:
         return
-    if how.library == "tensorflow" and how.method == "bilinear":
+    if how.pixels_of == "tensorflow" and how.method == "bilinear":
         log.warning("%s resizes with antialiasing, which %s does not expect", target, weights.path)
     elif how.is_cropped:
         log.warning("%s rounds odd borders otherwise: crops of some images move by a pixel", target)
@@ -235,7 +237,7 @@ def convert(source: str, destination: str, target: str) -> dict:
             f"{target} weights can't represent {', '.join(features)} of {weights.path}: choose "
             "another --format"
         )
-    if target in ARCHIVES and model.library != "tensorflow":
+    if target in ARCHIVES and model.pixels_of != "tensorflow":
         how = preparation.expected(model)
         log.warning("%s weights do not say how images are prepared; these expect %s", target, how)
     parent = None

@@ -101,29 +101,29 @@ def test_exported_settings_are_those_that_the_library_prepared_images_by(name):
         written = hf_processor.write(model, "ViT") | dict(model_type="vit")
     assert json.loads(json.dumps(written)) == SETTINGS[name]["config"]
     how, again = preparation.expected(model), preparation.expected(model_of(name))
-    assert dataclasses.replace(how, library=again.library) == again
+    assert dataclasses.replace(how, pixels_of=again.pixels_of) == again
 
 
 OBSTACLES = {
-    "box": (dict(library="timm", interpolation="box"), "box interpolation", None),
-    "border": (dict(library="timm", crop=0.9, resize="longer"), "images with a border", None),
+    "box": (dict(pixels_of="timm", interpolation="box"), "box interpolation", None),
+    "border": (dict(pixels_of="timm", crop=0.9, resize="longer"), "images with a border", None),
     "wide": (
-        dict(library="timm", crop=0.9, image_size=(16, 24)),
+        dict(pixels_of="timm", crop=0.9, image_size=(16, 24)),
         "a crop of images that are not square",
         None,
     ),
     "odd": (
-        dict(library="timm", crop=0.95, image_size=224),
+        dict(pixels_of="timm", crop=0.95, image_size=224),
         "a crop of (224, 224) from (235, 235)",
         None,
     ),
     "odd-hf": (
-        dict(library="transformers", crop=224 / 235, image_size=224, resize="squash"),
+        dict(pixels_of="transformers", crop=224 / 235, image_size=224, resize="squash"),
         None,
         "a crop of (224, 224) from (235, 235)",
     ),
     "wide-hf": (
-        dict(library="transformers", crop=0.9, image_size=(16, 24)),
+        dict(pixels_of="transformers", crop=0.9, image_size=(16, 24)),
         None,
         "a crop of images that are not square",
     ),
@@ -142,12 +142,14 @@ def test_what_a_library_cannot_do_to_images_is_an_obstacle(case):
 def test_every_crop_is_exported_to_timm_as_the_same_number_of_pixels():
     for size in (224, 256, 384, 518):
         for side in range(size, size + 80):
-            model = create.create(**TINY, image_size=size, library="transformers", crop=size / side)
+            model = create.create(
+                **TINY, image_size=size, pixels_of="transformers", crop=size / side
+            )
             assert math.floor(size / timm.crop_pct(model)) == side
 
 
 def test_a_conversion_that_would_change_the_images_writes_nothing(tmp_path, monkeypatch):
-    model = create.create(**TINY, image_size=16, library="timm", crop=0.8)
+    model = create.create(**TINY, image_size=16, pixels_of="timm", crop=0.8)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"]
     fields = create.fields(model)
     convert.write(Weights(flatten(params), fields), model, tmp_path / "ours", "ours")
@@ -250,14 +252,14 @@ def test_the_log_says_how_images_are_prepared_and_what_cannot_be_is_an_error(cap
 
 def test_the_config_overrides_what_the_weights_expect(photos, tmp_path):
     model = model_of(NAME)
-    plain = model.clone(library="tensorflow", interpolation="bilinear", crop=None)
+    plain = model.clone(pixels_of="tensorflow", interpolation="bilinear", crop=None)
     found = splits(photos, tmp_path, model, crop="resize", method="bilinear")
     np.testing.assert_array_equal(found, np.stack(prepared(plain, photos)))
     whole = preparation.configured(
         ml_collections.ConfigDict(dict(crop="resize", method="")), (48, 48), model
     )
     assert whole == Preparation(
-        (48, 48), (48, 48), method="bicubic", library="timm", fill=whole.fill
+        (48, 48), (48, 48), method="bicubic", pixels_of="timm", fill=whole.fill
     )
 
 
@@ -283,7 +285,7 @@ def test_what_is_not_an_image_or_too_large_is_an_error():
         pillow.decode(file.getvalue(), 599)
     thin = Image.new("RGB", (1, 40_000))
     with pytest.raises(ValueError, match="too long and thin"):
-        pillow.prepare(thin, Preparation((224, 224), (224, 224), "shorter", library="timm"))
+        pillow.prepare(thin, Preparation((224, 224), (224, 224), "shorter", pixels_of="timm"))
     assert images.MAX_PIXELS == pillow.MAX_PIXELS
 
 

@@ -279,7 +279,7 @@ def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, c
     """A run that goes on without these weights, a branch, and an evaluation of the run do so, too."""
     tiny, workdir = done
     weights = pretrained.read(workdir)
-    expected = dict(library="timm", interpolation="bicubic", crop=0.8, resize="shorter")
+    expected = dict(pixels_of="timm", interpolation="bicubic", crop=0.8, resize="shorter")
     weights = dataclasses.replace(weights, fields=weights.fields | expected)
     model, _ = pretrained.build(weights)
     convert.write(weights, model, tmp_path / "weights", "ours")

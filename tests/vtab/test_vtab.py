@@ -184,7 +184,7 @@ def test_lightweight_images_are_those_of_task_adaptation(small, tmp_path):
     config = configs.load(f"{small}/small.py:lightweight", given)
     found = task_data.find("dtd", config)
     side = config.image_size
-    timm = classifier.Classifier(image_size=(side, side), library="timm", interpolation="bicubic")
+    timm = classifier.Classifier(image_size=(side, side), pixels_of="timm", interpolation="bicubic")
     training = task_data.training_set("dtd", found, config, side, timm).image
     mesh = meshes.make_mesh(config.mesh)
     _, batches = task_data.batches_of("dtd", found, "val200", config, mesh, timm)

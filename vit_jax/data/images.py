@@ -222,7 +222,7 @@ def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
 
 def eval_image(how: Preparation, most: int = MAX_PIXELS) -> Callable:
     """f(encoded, seed) -> uint8 [height, width, 3], which does not depend on the seed."""
-    if how.library != "tensorflow":
+    if how.pixels_of != "tensorflow":
         return functools.partial(eval_image_by_pillow, how=how, most=most)
     resize = dict(squash=image_ops.resize, shorter=image_ops.resize_small)[how.resize]
     options = resizing(how.method)

@@ -15,7 +15,7 @@ LIBRARIES = {"tensorflow": ("bilinear", "bicubic"), "timm": PILLOW, "transformer
 # What is resized before a crop: one side, with the aspect ratio kept, or both. If it is the longer
 # side, a border fills the crop.
 RESIZE = ("shorter", "longer", "squash")
-PREPARATION = ("library", "interpolation", "crop", "resize")  # the fields for evaluation images
+PREPARATION = ("pixels_of", "interpolation", "crop", "resize")  # the fields for evaluation images
 
 
 class Classifier(nn.Module):
@@ -33,7 +33,7 @@ class Classifier(nn.Module):
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF
     # How images are prepared for evaluation; see preparation.py.
-    library: str = "tensorflow"  # one of LIBRARIES
+    pixels_of: str = "tensorflow"  # one of LIBRARIES
     interpolation: str = "bilinear"
     # The central crop as a share of what the image is resized to, such as 0.875; None: the whole
     # image.
@@ -94,10 +94,10 @@ class Classifier(nn.Module):
             raise UserError(
                 f"model mean={self.mean}, std={self.std}: give three numbers each, std above 0"
             )
-        self.check_choice("library", LIBRARIES)
-        self.check_choice("interpolation", LIBRARIES[self.library])
+        self.check_choice("pixels_of", LIBRARIES)
+        self.check_choice("interpolation", LIBRARIES[self.pixels_of])
         # Only the others add a border to an image that is smaller than the crop.
-        is_published = self.library == "tensorflow"
+        is_published = self.pixels_of == "tensorflow"
         self.check_choice("resize", ("shorter", "squash") if is_published else RESIZE)
         most = 1 if is_published else min(self.image_size)
         if self.crop is not None and not 0 < self.crop <= most:

@@ -22,7 +22,7 @@ class Preparation:
     target: tuple[int, int]  # the same before the crop, of an image with the result's aspect ratio
     resize: str = "squash"
     method: str = "bilinear"  # of resizing
-    library: str = "tensorflow"  # whose operations
+    pixels_of: str = "tensorflow"  # the library whose operations are used
     fill: tuple[int, int, int] = (0, 0, 0)  # colour of a border, which resize="longer" leaves
 
     @property
@@ -35,7 +35,7 @@ class Preparation:
             return self.target
         shorter = min(self.target)
         is_square = shorter == max(self.target)
-        if self.resize == "shorter" and (is_square or self.library != "timm"):
+        if self.resize == "shorter" and (is_square or self.pixels_of != "timm"):
             longer = int(shorter * max(height, width) / min(height, width))
             return (shorter, longer) if height <= width else (longer, shorter)
         ratios = (height / self.target[0], width / self.target[1])
@@ -46,24 +46,24 @@ class Preparation:
         """Pixels to leave out before the crop, of `extra` in all; below 0: to add."""
         if extra < 0:
             return -(-extra // 2)
-        return round(extra / 2) if self.library == "timm" else extra // 2
+        return round(extra / 2) if self.pixels_of == "timm" else extra // 2
 
     def crops_as_in(self, library: str) -> bool:
-        """Whether another library leaves out the same border of the sides that are resized to the
-        same length for every image; an odd one is rounded down or to even.
+        """Whether another library leaves out the same border of those sides that have the same
+        length for every image. Half of an odd border is rounded down, or to the even number.
         """
         extra = [before - after for before, after in zip(self.target, self.size, strict=True)]
-        other = dataclasses.replace(self, library=library)
+        other = dataclasses.replace(self, pixels_of=library)
         sides = extra if self.resize == "squash" else extra[:1]
         return all(self.border(side) == other.border(side) for side in sides)
 
     def __str__(self) -> str:
         sides = self.target
-        if self.resize == "shorter" and self.library != "timm":
+        if self.resize == "shorter" and self.pixels_of != "timm":
             sides = (min(self.target),) * 2
         side = sides[0] if sides[0] == sides[1] else f"{sides[0]} x {sides[1]}"
         what = "the whole image" if self.resize == "squash" else f"the {self.resize} side"
-        text = f"{what} resized to {side}, {self.method} as in {self.library}"
+        text = f"{what} resized to {side}, {self.method} as in {self.pixels_of}"
         if not self.is_cropped:
             return text
         return f"{text}, then the central {self.size[0]} x {self.size[1]}"
@@ -80,10 +80,10 @@ def expected(model: Classifier, size: tuple[int, int] | None = None) -> Preparat
     size = size or model.image_size
     return Preparation(
         size=size,
-        target=target(size, model.crop or 1.0, model.library),
+        target=target(size, model.crop or 1.0, model.pixels_of),
         resize=model.resize if model.crop else "squash",
         method=model.interpolation,
-        library=model.library,
+        pixels_of=model.pixels_of,
         fill=tuple(round(255 * value) for value in model.mean),
     )
 
@@ -103,11 +103,11 @@ def configured(data, size: tuple[int, int], model: Classifier | None = None) -> 
     if data.crop == "resize":
         how = dataclasses.replace(how, resize="squash", target=size)
     if data.crop == "central":
-        cropped_from = target(size, data.fraction, how.library)
-        method = "area" if how.library == "tensorflow" else how.method
+        cropped_from = target(size, data.fraction, how.pixels_of)
+        method = "area" if how.pixels_of == "tensorflow" else how.method
         how = dataclasses.replace(how, resize="shorter", target=cropped_from, method=method)
     if data.method:
-        how = dataclasses.replace(how, method=data.method, library="tensorflow")
+        how = dataclasses.replace(how, method=data.method, pixels_of="tensorflow")
         if how.resize == "longer" or min(how.target) < min(how.size):
             raise UserError(
                 f"data.method={data.method} of an evaluation adds no border to images, which these "

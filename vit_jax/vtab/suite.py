@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -128,6 +128,9 @@ class Suite:
         """Whether training takes random crops."""
         return task.crop and self.config.data.crop == "random"
 
+    def batches_of(self, name: str, data: TaskData, part: str) -> tuple[int, Iterator[dict]]:
+        return task_data.batches_of(name, data.found, part, self.config, self.mesh, self.model)
+
     def load(self, name: str) -> TaskData:
         """Reads the data of a task; called while the previous task trains."""
         from vit_jax.data.sources import vtab_fingerprint
@@ -161,9 +164,7 @@ class Suite:
             raise NegativeResult(
                 "loss or gradients were not finite with any setting: choose lower learning rates"
             )
-        _, batches = task_data.batches_of(
-            name, data.found, "val200", self.config, self.mesh, self.model
-        )
+        _, batches = self.batches_of(name, data, "val200")
         results = self.finetuner.evaluate(list(trained.values()), batches, VTAB[name].num_classes)
         top1 = {setting: result["top1"] for setting, result in zip(trained, results, strict=True)}
         for setting, value in top1.items():
@@ -185,9 +186,7 @@ class Suite:
         ]
         jax.block_until_ready(trained)
         end_of_training = time.monotonic()
-        num_test, batches = task_data.batches_of(
-            name, data.found, "test", self.config, self.mesh, self.model
-        )
+        num_test, batches = self.batches_of(name, data, "test")
         evaluated = self.finetuner.evaluate(trained, batches, task.num_classes)
         end = time.monotonic()
         unreadable = task_data.EXAMPLES - len(image) + num_test - int(evaluated[0]["count"])

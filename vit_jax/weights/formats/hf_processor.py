@@ -48,7 +48,7 @@ def read(processor: dict, config: dict, path) -> dict:
         )
     settings = PROCESSORS[standard] | without_none(processor)
     return dict(
-        library="transformers",
+        pixels_of="transformers",
         interpolation=RESAMPLING.get(settings["resample"], str(settings["resample"])),
         **normalization(settings),
         **geometry(settings, path),
@@ -119,7 +119,7 @@ def cropped(size) -> tuple[int, int] | None:
 def obstacles(model: Classifier) -> list[str]:
     """What no processor can do to images."""
     how = expected(model)
-    by_both_sides = how.resize == "shorter" and how.library != "transformers"
+    by_both_sides = how.resize == "shorter" and how.pixels_of != "transformers"
     features = {
         "images with a border": how.resize == "longer",
         "a crop of images that are not square": by_both_sides and how.size[0] != how.size[1],

@@ -84,7 +84,7 @@ def preparation_fields(config: dict) -> dict:
     crop = float(given.get("crop_pct", 0.875))
     resize = CROP_MODES.get(given.get("crop_mode"), "shorter")
     return dict(
-        library="timm",
+        pixels_of="timm",
         interpolation=str(given.get("interpolation", "bicubic")),
         crop=None if resize == "squash" and crop == 1 else crop,
         resize=resize,
@@ -265,7 +265,7 @@ def obstacles(weights: Weights, model) -> list[str]:
     distilled = model.distilled
     how = expected(model)
     is_square = how.target[0] == how.target[1]
-    by_shorter_side = how.resize == "shorter" and how.library == "transformers"
+    by_shorter_side = how.resize == "shorter" and how.pixels_of == "transformers"
     features = {
         "a ResNet stem": model.stem_units is not None,
         f"pool={model.pool}": model.pool not in POOLS.values(),
