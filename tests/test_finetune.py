@@ -8,6 +8,7 @@ from conftest import last_error, metric_lines
 from vit_jax import finetune
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.errors import NegativeResult
+from vit_jax.weights import load as pretrained
 
 
 def run(tiny, workdir, *arguments) -> int:
@@ -59,6 +60,9 @@ def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
     assert (final["optim"]["lr"], final["data"]["subset"]) == (found["lr"], "")
     assert found["final"]["eval/val/count"] == 360
     assert f"{found['lr']:g}, all of train" in capsys.readouterr().out
+    final = tmp_path / "run/final/checkpoints"
+    assert checkpoint.find(tmp_path / "run").parent == final
+    assert pretrained.read(tmp_path / "run").fields["image_size"] == (8, 8)
     assert run(tiny, tmp_path / "run", *flags, "--config.mixup=0.5") == 2
     assert "another config" in last_error(capsys)
     assert (

@@ -1,7 +1,7 @@
 """Converts weights from any format to another, and writes them only if both give the same logits,
 of images that both prepare alike.
 
-python -m vit_jax.convert SRC DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
+python -m vit_jax.convert WEIGHTS DST [--format=published|big_vision|timm|hf|ours] [--json=FILE]
 """
 
 import dataclasses
@@ -262,8 +262,8 @@ def convert(source: str, destination: str, target: str) -> dict:
 def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "source",
-        metavar="SRC",
-        help="weights in any format: file, folder, workdir, gs:// or https://",
+        metavar="WEIGHTS",
+        help=cli.WEIGHTS,
     )
     parser.add_argument(
         "destination",

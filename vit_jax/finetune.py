@@ -235,6 +235,7 @@ COMMAND = cli.Command(
     work,
     add_arguments,
     config="like vit_jax.train's; --config.KEY=VALUE overrides",
+    takes_weights=True,
     json="write the accuracies here",
     recovery="finished trials and saved checkpoints are intact, and the same command continues",
     run=watchdog.run,

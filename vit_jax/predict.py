@@ -1,6 +1,6 @@
 """Predicts classes or features of images with any weights.
 
-python -m vit_jax.predict --checkpoint=WEIGHTS IMAGE_OR_FOLDER... [--top_k=5] [--out=FILE.csv|.npz]
+python -m vit_jax.predict --init_from=WEIGHTS IMAGE_OR_FOLDER... [--top_k=5] [--out=FILE.csv|.npz]
 """
 
 import csv
@@ -182,9 +182,12 @@ def show(result: dict) -> None:
 
 def add_arguments(parser, part: str) -> None:
     parser.add_argument(
+        "--init_from",
         "--checkpoint",
+        dest="weights",
+        metavar="WEIGHTS",
         required=True,
-        help="a workdir, .npz, .safetensors, or a folder of timm or Hugging Face",
+        help=cli.WEIGHTS,
     )
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched at any depth"
@@ -211,7 +214,7 @@ def work(args) -> None:
     runtime.keep_programs()
     runtime.keep_memory()
     with cli.logging_to(None):
-        weights = pretrained.read(args.checkpoint, image_size=args.image_size)
+        weights = pretrained.read(args.weights, image_size=args.image_size)
         result = predict(weights, args.images, args.top_k, args.image_size)
     if args.out:
         write(args.out, result)

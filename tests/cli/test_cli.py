@@ -131,6 +131,7 @@ def test_the_work_gets_the_config_and_its_own_arguments(tmp_path, capsys):
         add_arguments,
         parts=dict(first="help", second="help"),
         config="a config",
+        takes_weights=True,
         default_configs=dict(second=f"{tmp_path}/c.py:y"),
         json="a file",
     )
@@ -143,6 +144,8 @@ def test_the_work_gets_the_config_and_its_own_arguments(tmp_path, capsys):
     )
     assert first.location == f"{tmp_path}/c.py" and first.overrides == ["--config.seed=7"]
     assert second.config.init_from == "y" and second.json is None
+    assert one.main(["second", f"--config={tmp_path}/c.py", "--init_from", "z"]) == 0
+    assert seen[-1].config.init_from == "z"
     assert one.main(["second", f"--json={tmp_path}"]) == 2
     assert "is a folder: choose a file" in last_error(capsys)
     with pytest.raises(SystemExit) as stop:

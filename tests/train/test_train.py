@@ -280,6 +280,7 @@ def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, c
     tiny, workdir = done
     weights = pretrained.read(workdir)
     expected = dict(pixels_of="timm", interpolation="bicubic", crop=0.8, resize="shorter")
+    expected |= dict(gelu="erf", ln_eps=1e-5)  # which the config leaves to the weights
     weights = dataclasses.replace(weights, fields=weights.fields | expected)
     model, _ = pretrained.build(weights)
     convert.write(weights, model, tmp_path / "weights", "ours")
@@ -291,10 +292,13 @@ def test_fine_tuning_evaluates_on_images_as_its_weights_expect(done, tmp_path, c
         assert run(tiny, tmp_path / "fine", *arguments) == 0
         assert said in capsys.readouterr().err
         last.append(metric_lines(tmp_path / "fine")[-1]["eval/val/top1"])
+        used = json.loads((tmp_path / "fine/config.json").read_text())["config"]["model"]
+        assert (used["gelu"], used["ln_eps"], used["width"]) == ("erf", 1e-5, 32)
         shutil.rmtree(tmp_path / "weights", ignore_errors=True)
         shutil.rmtree(tmp_path / "fine/checkpoints/2")
     saved = f"{tmp_path}/fine/checkpoints/1"
     branch = [f"--config.branch_from={saved}", *arguments[1:]]
+    branch += ["--config.model.gelu=erf", "--config.model.ln_eps=1e-5"]
     assert run(tiny, tmp_path / "branch", *branch) == 0
     assert said in capsys.readouterr().err
     config = f"--config={ROOT}/configs/evaluate.py:digits,val"

@@ -61,11 +61,17 @@ def check_name(path) -> epath.Path:
     return folder
 
 
+def folders_of(path) -> tuple[epath.Path, ...]:
+    """Where a checkpoint may be: the folder itself, that of a workdir's checkpoints, and that of
+    the final run in the workdir of `vit_jax.finetune`.
+    """
+    path = epath.Path(path)
+    return path, path / "checkpoints", path / "final/checkpoints"
+
+
 def is_ours(path) -> bool:
     """Whether a folder is a checkpoint, or contains checkpoints."""
-    path = epath.Path(path)
-    folders = (path, path / "checkpoints")
-    return (path / "state").exists() or any(map(steps, folders))
+    return (epath.Path(path) / "state").exists() or any(map(steps, folders_of(path)))
 
 
 def steps(folder) -> list[int]:
@@ -80,7 +86,7 @@ def find(path) -> epath.Path:
     folder.
     """
     path = check_name(path)
-    for folder in (path, path / "checkpoints"):
+    for folder in folders_of(path):
         if (folder / "state").exists() and (folder / "meta").exists():
             return folder
         found = steps(folder)

@@ -29,6 +29,7 @@ from vit_jax.cli import objects
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
 from vit_jax.errors import NegativeResult, Preempted, UserError, one_line, printable
 
+WEIGHTS = "a name, file, folder or workdir; local, gs:// or https://: see docs/weights.md"
 CLEAN_UP_S = 3
 
 # --- from arguments to an exit code ---
@@ -165,6 +166,7 @@ class Command:
     config: str | None = None  # help of --config; None: the command takes no config
     # Sub-command ("" if there are none) -> default of --config; without one it is required.
     default_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    takes_weights: bool = False  # --init_from=WEIGHTS is short for --config.init_from=WEIGHTS
     json: str = ""  # help of --json; "": it writes none
     recovery: str = "run the same command again"
     run: Callable[[Callable[[], None], bool, str], int] = run
@@ -185,6 +187,8 @@ class Command:
     def begin(self, args: argparse.Namespace, overrides: list[str]) -> None:
         if self.config is not None:
             args.location = args.config
+            if self.takes_weights and args.init_from is not None:
+                overrides = [f"--config.init_from={args.init_from}", *overrides]
             args.overrides = overrides
             args.config = configs.load(args.location, overrides)
         if self.json:
@@ -213,6 +217,8 @@ class Command:
                 required=default is None,
                 default=default,
             )
+        if self.takes_weights:
+            parser.add_argument("--init_from", metavar="WEIGHTS", help=WEIGHTS)
         self.add_arguments(parser, part)
         if self.json:
             parser.add_argument("--json", metavar="FILE", help=self.json)

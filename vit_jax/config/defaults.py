@@ -5,7 +5,7 @@ counts, and what depends on it (the fields of `Key`). All else about keys is der
 
 Numbers without a range are from 0 to 2^31 - 1. A key with `resume=True` may have another value when
 a run is continued; one without may not. `state`: shapes the state; `per_host`: may differ between
-hosts; `train_only`, `like_weights`, `vtab`: see `Key`.
+hosts; `train_only`, `like_weights`, `of_weights`, `vtab`: see `Key`.
 """
 
 import re
@@ -77,13 +77,12 @@ RUN = dict(
                     "end the run", within=COUNT, resume=True),
 )
 
-MODEL = together(state=True, keys=dict(
+OF_WEIGHTS = together(of_weights=True, keys=dict(
     variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16"),
     width=key(0, "embedding width; 0: the variant's", within=WIDTH),
     depth=key(0, "encoder blocks; 0: the variant's", within=DEPTH),
     mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
     num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
-    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
     pool=key("tok", "what the head reads", {
         "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
     class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
@@ -96,9 +95,6 @@ MODEL = together(state=True, keys=dict(
         "stem": "once, before the encoder", "every": "each block has its own",
         "shared": "each block adds the same"},
         only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
-    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
-    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
-    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
     fc_norm=key(False, "the final LayerNorm comes after the pooling"),
     gelu=key("tanh", "form of GELU", {
         "tanh": "the approximation of the published code",
@@ -108,7 +104,15 @@ MODEL = together(state=True, keys=dict(
     std=key((0.5, 0.5, 0.5), "standard deviation of the pixels", like_weights=True),
     layer_scale=key(0.0, "initial value of LayerScale, a learned factor per channel of each "
                     "residual branch; 0: none"),
-)) | dict(
+))
+
+MODEL = OF_WEIGHTS | dict(
+    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
+    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
+    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
+    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
+)
+MODEL = together(state=True, keys=MODEL) | dict(
     dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
                 within=DROP, train_only=True),
     droppath=key(0.0, "stochastic depth of the last block", within=DROP, train_only=True),

@@ -25,6 +25,8 @@ class Key:
     like_weights: bool = (
         False  # changes the function of a model but no shape: must match the weights
     )
+    # None with init_from if it is not set: the run has what the model of the weights has.
+    of_weights: bool = False
     vtab: bool = True  # has an effect in `vit_jax.vtab`
 
     def check(self, value):

@@ -15,6 +15,7 @@ from ml_collections import config_flags
 
 from vit_jax.config.defaults import (
     KEYS,
+    OF_WEIGHTS,
     defaults,
     eval_defaults,
     find,
@@ -181,8 +182,18 @@ def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: 
         del group[leaf]
 
 
+def leave_to_weights(config: ml_collections.ConfigDict, given: Mapping) -> None:
+    """Sets the keys that describe a model to None, but for those that are given."""
+    for name in OF_WEIGHTS:
+        if name in config.model and f"model.{name}" not in given:
+            config.model[name] = None
+
+
 def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     """Makes the locked config of a run: defaults, FILE.py[:ARG], then --config.KEY=VALUE arguments.
+
+    With `init_from`, what nobody sets of the model is None: `experiment.make_model` takes it from
+    the weights.
 
     Raises:
       UserError: unknown key, wrong type, impossible value, or a key of a branch that is not chosen.
@@ -195,6 +206,8 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     config = assemble(in_file | on_line)
     drop_branches(config, in_file, on_line)
     check_whole(config)
+    if config.init_from:
+        leave_to_weights(config, in_file | on_line)
     return config.lock()
 
 

@@ -18,6 +18,7 @@ from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preflight, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import suite
+from vit_jax.weights import adapt
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.evaluate")
@@ -35,13 +36,14 @@ def evaluate(config) -> dict[str, float]:
     default = configs.defaults()
     free = [name for name, key in configs.MODEL.items() if not key.state and not key.train_only]
     for key, value in config.model.items():
-        if key not in free and value != default.model[key]:
+        if key not in free and value not in (None, default.model[key]):
             raise UserError(
                 f"config key model.{key} has no effect in evaluate, which builds the model of the "
                 "weights: leave it out"
             )
     mesh = meshes.make_mesh(config.mesh)
     weights = pretrained.read(config.init_from, image_size=config.image_size or None)
+    adapt.check_given(config.model, weights.fields)
     fields = {key: config.model[key] for key in free if config.model[key] != default.model[key]}
     model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
     sharding.check_model(model, mesh)
@@ -77,6 +79,7 @@ COMMAND = cli.Command(
     __doc__,
     work,
     config="what to evaluate on; --config.KEY=VALUE overrides",
+    takes_weights=True,
     json="write the metrics here",
     run=watchdog.run,
 )

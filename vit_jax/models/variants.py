@@ -5,6 +5,7 @@ stem.
 """
 
 import re
+from collections.abc import Mapping
 
 # name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table
 # 2. B, L, H: arXiv 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
@@ -41,6 +42,12 @@ MIXERS = {
 # Bottlenecks by stage of the ResNets (arXiv 1512.03385 table 1). "R50x3" is three times as wide
 # (arXiv 1912.11370).
 RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3)}
+
+# What `decode` may return.
+FIELDS = {
+    *("architecture", "width", "depth", "mlp_dim", "num_heads", "patch_size", "stem_units"),
+    *("tokens_mlp_dim", "channels_mlp_dim", "units", "width_factor"),
+}
 
 _VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
 _MIXER = re.compile(r"Mixer-(?P<size>\w+)/(?P<patch>\d+)")
@@ -102,3 +109,35 @@ def decode_resnet(variant: str, match: re.Match) -> dict:
     return dict(
         architecture="bit", units=RESNETS[match["depth"]], width_factor=int(match["factor"])
     )
+
+
+def name_of(fields: Mapping) -> str | None:
+    """The variant of a model with these fields. A ViT of a size without a name has that of the
+    nearest size with its stem and patch size; None if no name describes the model.
+    """
+    if fields["architecture"] == "bit":
+        factor = fields["width_factor"]
+        names = [f"{depth}x{factor}" for depth in RESNETS if isinstance(factor, int)]
+    elif fields["architecture"] == "mixer":
+        names = [f"Mixer-{size}/{fields['patch_size'][0]}" for size in MIXERS]
+    else:
+        names = vit_names(fields)
+    fixed = {"units", "tokens_mlp_dim", "channels_mlp_dim", "patch_size", "stem_units"}
+    if fields["architecture"] == "mixer":
+        fixed |= {"width", "depth"}  # which no config key overrides
+
+    def agreeing(name: str) -> set[str]:
+        return {key for key, value in decode(name).items() if fields[key] == value}
+
+    fit = [name for name in names if decode(name).keys() & fixed <= agreeing(name)]
+    return max(fit, key=lambda name: len(agreeing(name)), default=None)
+
+
+def vit_names(fields: Mapping) -> list[str]:
+    """The variants of all sizes with a stem and patch size."""
+    stem = fields["stem_units"]
+    patch = fields["patch_size"][0]
+    if stem is None:
+        return [f"{size}/{patch}" for size in SIZES]
+    starts = [key for key, value in STEMS.items() if value == (stem, patch)]
+    return [f"{name}+{size}/{stride}" for name, stride in starts for size in SIZES]

@@ -75,6 +75,7 @@ COMMAND = cli.Command(
     work,
     add_arguments,
     config="experiment; --config.KEY=VALUE overrides",
+    takes_weights=True,
     json="write the plan here",
 )
 

@@ -49,6 +49,7 @@ COMMAND = cli.Command(
     work,
     add_arguments,
     config="experiment; --config.KEY=VALUE overrides",
+    takes_weights=True,
     recovery="saved checkpoints are intact, and the same command continues from the last one",
     run=watchdog.run,
 )

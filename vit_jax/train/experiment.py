@@ -8,7 +8,8 @@ trains.
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,13 +23,16 @@ from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models import create
-from vit_jax.models.classifier import PREPARATION, Classifier
+from vit_jax.models import create, variants
+from vit_jax.models.classifier import Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
 from vit_jax.weights import adapt
+from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.train")
+
+NONE = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +49,13 @@ class Experiment:
     chip: hardware.Tpu | None = None  # that the mesh is made of, if a plan needs to know it
 
     @classmethod
-    def build(cls, config, facts, mesh, chip=None) -> "Experiment":
+    def build(cls, config, facts, mesh, chip=None, start: Mapping = NONE) -> "Experiment":
         """Puts the parts together.
 
         Args:
           facts: of the training data: `catalog.declared` or `catalog.found`.
           mesh: of real devices, of a described topology, or an AbstractMesh.
+          start: fields of the model that the run starts from.
 
         Raises:
           UserError: they do not fit together.
@@ -58,7 +63,8 @@ class Experiment:
         total_steps = plan_steps(config, facts.num_examples)
         warn_of_augmentation(config.data)
         sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-        model = make_model(config, facts.num_classes)
+        model = make_model(config, facts.num_classes, start)
+        config = completed(config, model)
         sharding.check_model(model, mesh)
         tx, schedule = make_optimizer(config, model, total_steps)
         return cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
@@ -67,19 +73,14 @@ class Experiment:
     def declared(cls, config) -> "Experiment":
         """What `config` declares, without devices and data; an axis of -1 counts as 1."""
         mesh = meshes.abstract_mesh(config.mesh)
-        return cls.build(config, catalog.declared(config), mesh)
+        return cls.build(config, catalog.declared(config), mesh, start=declared_start(config))
 
     @classmethod
     def on_devices(cls, config, devices: list | None = None, chip=None) -> "Experiment":
         """What `config` means on these devices (default: all of the job), without data."""
         devices = jax.devices() if devices is None else devices
         mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
-        return cls.build(config, catalog.declared(config), mesh, chip)
-
-    def expecting_images_as(self, fields: dict) -> "Experiment":
-        """The same, evaluated on images as the model with these fields expects them."""
-        kept = {name: fields[name] for name in PREPARATION if name in fields}
-        return dataclasses.replace(self, model=self.model.clone(**kept))
+        return cls.build(config, catalog.declared(config), mesh, chip, declared_start(config))
 
     @property
     def num_chips(self) -> int:
@@ -143,12 +144,56 @@ def warn_of_augmentation(data) -> None:
                 )
 
 
-def make_model(config, num_classes: int) -> Classifier:
-    """The model that `config.model` describes: its variant, and what differs from the defaults."""
+def declared_start(config) -> Mapping:
+    """Fields of the model that a run starts from, as far as its shapes depend on them: with a
+    variant in the config the weights need not be at hand.
+    """
+    if not config.init_from or config.model.variant:
+        return NONE
+    return pretrained.read(config.init_from, image_size=config.image_size).fields
+
+
+def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
+    """The model that `config.model` describes: its variant, and what differs from the defaults.
+
+    Args:
+      start: fields of the model that the run starts from. They hold for what the config leaves
+        open (None, or a size of 0), and for what it has no key for.
+    """
     default = configs.defaults().model
-    fields = {name: value for name, value in config.model.items() if value != default[name]}
-    fields = {name: fields[name] for name in fields if name not in ("variant", "num_classes")}
-    return create.create(config.model.variant, num_classes, config.image_size, **fields)
+    given = {name: value for name, value in config.model.items() if value is not None}
+    variant = given.pop("variant", None)
+    del given["num_classes"]
+    changed = {name: value for name, value in given.items() if value != default[name]}
+    if not start:
+        variant = variant or default.variant
+        return create.create(variant, num_classes, config.image_size, **changed)
+    decided = given.keys() - (set(adapt.SIZES) - changed.keys()) | {"num_classes", "image_size"}
+    if variant:
+        decided |= variants.FIELDS
+    kept = {name: value for name, value in start.items() if name not in decided}
+    return create.create(variant, num_classes, config.image_size, **kept | changed)
+
+
+def completed(config, model: Classifier):
+    """The config with the model's values for the keys that are None."""
+    missing = [name for name, value in config.model.items() if value is None]
+    if not missing:
+        return config
+    fields = create.fields(model)
+    default = configs.defaults().model
+    variant = config.model.variant or variants.name_of(fields)
+    sizes = variants.decode(variant) if variant else {}
+    values = {name: fields.get(name, default[name]) for name in missing}
+    for name in values.keys() & sizes.keys():
+        if values[name] == sizes[name]:
+            values[name] = 0
+    if "variant" in values:
+        values["variant"] = variant
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.model.update(values)
+    return config.lock()
 
 
 def make_optimizer(config, model, total_steps: int):

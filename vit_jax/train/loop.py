@@ -36,7 +36,9 @@ def train(config, folder: epath.Path, files: Files) -> None:
     """The whole of a run, which writes to `folder`; `files`: what grows there."""
     source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
-    experiment = Experiment.build(config, catalog.found(config, source), mesh)
+    fields, weights = states.find_start(config, folder)
+    experiment = Experiment.build(config, catalog.found(config, source), mesh, start=fields)
+    config = experiment.config
     evaluations = run_data.open_evaluations(experiment, files)
     workdir.check(folder, config, source.fingerprint)
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
@@ -53,8 +55,8 @@ def train(config, folder: epath.Path, files: Files) -> None:
         stack.enter_context(checkpointer)
         compiling = compile_meanwhile(experiment)
         spikes = Spikes(config, folder, checkpointer)
-        done, state, fields = spikes.start_state(experiment)
-        experiment = experiment.expecting_images_as(fields)
+        done, state = spikes.start_state(experiment, weights)
+        del weights  # gigabytes that the run needs no more
         workdir.claim(folder, config, source.fingerprint)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
@@ -236,7 +238,7 @@ class Loop:
         watchdog.progress.mark("the way back after a loss spike")
         with self.timer.paused("going back"), self.account.spending("startup"):
             self.spikes.go_back()
-            done, state, _ = self.spikes.start_state(self.experiment)
+            done, state = self.spikes.start_state(self.experiment)
         self.account.stand_at(done)
         self.writer.rewind(done)
         self.guard.num_reported = int(state.skipped_steps)

@@ -87,16 +87,16 @@ class Spikes:
 
     # --- where training starts, and starts again ---
 
-    def start_state(self, experiment) -> tuple[int, step.TrainState, dict]:
+    def start_state(self, experiment, weights=None) -> tuple[int, step.TrainState]:
         """`states.start_state` of what was not given up, with the losses known there."""
         self.delete_abandoned()
-        done, state, fields = states.start_state(experiment, self.checkpointer)
+        done, state = states.start_state(experiment, self.checkpointer, weights)
         meta = self.start_meta(experiment.config, done)
         if not self.left_out.parts and "left_out" in meta:  # of a branch
             self.left_out.parts += LeftOut.from_json(meta["left_out"]).parts
             self.write()
         self.resume(meta.get("spikes", {}))
-        return done, state, fields
+        return done, state
 
     def start_meta(self, config, done: int) -> dict:
         """Facts of the checkpoint from which the run starts; {} if it starts from none."""

@@ -119,25 +119,51 @@ def check_branch(experiment, meta: dict) -> None:
         )
 
 
-def branched_state(experiment) -> tuple[int, step.TrainState, dict]:
-    """The whole state of the checkpoint `config.branch_from`, as (step, state, its model's fields).
-
-    Raises:
-      UserError: it is not a checkpoint of such a run, is damaged, or is after the end of this run.
-    """
-    path = experiment.config.branch_from
+def branch_folder(path: str):
+    """The checkpoint `config.branch_from`; a UserError if it is none."""
     folder = checkpoint.absolute(path)
     if not (folder / "state").exists():
         raise UserError(
             f"config key branch_from={path} is not a checkpoint: give one by its step, such as "
             f"{checkpoint.find(path)}"
         )
+    return folder
+
+
+def find_start(config, folder) -> tuple[dict, pretrained.Weights | None]:
+    """(fields of the model that a run in the workdir `folder` starts from, its weights if they are
+    those of `init_from`); {} if it starts from the seed.
+    """
+    meta = workdir.sealed(folder)
+    if meta is None and config.branch_from:
+        meta = checkpoint.read_meta(branch_folder(config.branch_from))
+    if meta is not None:
+        return meta["model"], None
+    if not config.init_from:
+        return {}, None
+    weights = read_weights(config)
+    return pretrained.pooled_as(weights, config.model.pool), weights
+
+
+def read_weights(config) -> pretrained.Weights:
+    return pretrained.read(
+        config.init_from, image_size=config.image_size, num_heads=config.model.num_heads or None
+    )
+
+
+def branched_state(experiment) -> tuple[int, step.TrainState]:
+    """The whole state of the checkpoint `config.branch_from`, as (step, state).
+
+    Raises:
+      UserError: it is not a checkpoint of such a run, is damaged, or is after the end of this run.
+    """
+    folder = branch_folder(experiment.config.branch_from)
     meta = checkpoint.read_meta(folder)
     check_branch(experiment, meta)
     state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
     log.info("branches from %s", folder)
     state = to_this_layout(state, experiment.model, experiment.abstract_state)
-    return meta["step"], state, meta["model"]
+    return meta["step"], state
 
 
 def pretrained_state(config, weights, model, tx, abstract) -> step.TrainState:
@@ -154,9 +180,12 @@ def pretrained_state(config, weights, model, tx, abstract) -> step.TrainState:
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
-def start_state(experiment, checkpointer) -> tuple[int, step.TrainState, dict]:
-    """(updates done, state, fields of its model) of the newest checkpoint in the workdir, else of
-    `branch_from`, else of `init_from` or the seed.
+def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.TrainState]:
+    """(updates done, state) of the newest checkpoint in the workdir, else of `branch_from`, else of
+    `init_from` or the seed.
+
+    Args:
+      weights: those of `init_from`, if they were read before.
     """
     config = experiment.config
     model = experiment.model
@@ -164,12 +193,10 @@ def start_state(experiment, checkpointer) -> tuple[int, step.TrainState, dict]:
     restored = checkpointer.restore(functools.partial(saved_layout, experiment))
     if restored:
         number, state = restored
-        meta = checkpoint.read_meta(checkpointer.folder / str(number))
-        return number, to_this_layout(state, model, abstract), meta["model"]
+        return number, to_this_layout(state, model, abstract)
     if config.branch_from:
         return branched_state(experiment)
     if config.init_from:
-        weights = pretrained.read(config.init_from, image_size=config.image_size)
-        state = pretrained_state(config, weights, model, experiment.tx, abstract)
-        return 0, state, weights.fields
-    return 0, fresh_state(config, model, experiment.tx, abstract), {}
+        weights = weights or read_weights(config)
+        return 0, pretrained_state(config, weights, model, experiment.tx, abstract)
+    return 0, fresh_state(config, model, experiment.tx, abstract)

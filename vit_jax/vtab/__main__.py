@@ -109,6 +109,7 @@ COMMAND = cli.Command(
         run="fine-tune on every task",
     ),
     config="the protocol; --config.KEY=VALUE overrides",
+    takes_weights=True,
     json="write the result here, too",
     recovery="finished tasks are saved, and the same command continues",
     run=watchdog.run,

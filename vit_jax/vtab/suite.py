@@ -26,6 +26,7 @@ from vit_jax.train import experiment, workdir
 from vit_jax.train import state as states
 from vit_jax.vtab import report, task_data
 from vit_jax.vtab.trainer import Examples, Finetuner, Setting, resized_side
+from vit_jax.weights import adapt
 from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.vtab")
@@ -48,7 +49,7 @@ def make_model(config, mesh):
         model = experiment.make_model(config, CLASSES)
         return model, jax.jit(functools.partial(states.init_params, model))
     default = configs.defaults().model
-    changed = {key: value for key, value in config.model.items() if value != default[key]}
+    changed = {k: value for k, value in config.model.items() if value not in (None, default[k])}
     fixed = [key for key in changed if configs.shapes_state(f"model.{key}")]
     if fixed:
         raise UserError(
@@ -56,6 +57,7 @@ def make_model(config, mesh):
             "model: leave it out"
         )
     weights = pretrained.read(config.init_from, image_size=config.image_size)
+    adapt.check_given(config.model, weights.fields)
     model, params = pretrained.build(weights, CLASSES, config.image_size, **changed)
     params = jax.device_put(params, sharding.param_specs(params, mesh))
     return model, lambda seed: params

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import re
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from vit_jax import config as configs
 from vit_jax.distributed import runtime
 from vit_jax.errors import UserError, one_line
-from vit_jax.models import classifier, create
+from vit_jax.models import classifier, create, variants
 from vit_jax.models.create import abstract_params
 from vit_jax.weights.formats.weights import Weights, in_file, naming, nearest
 from vit_jax.weights.scan_layout import flatten, unflatten
@@ -21,6 +22,7 @@ from vit_jax.weights.scan_layout import flatten, unflatten
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
+SIZES = ("width", "depth", "mlp_dim", "num_heads")  # 0 means that of the variant
 TOKENS = ("class_token", "distilled", "registers")  # another pooling may bring other ones
 
 
@@ -342,6 +344,23 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
     return source
 
 
+def check_given(given: Mapping, fields: dict) -> None:
+    """Raises UserError if a key of `config.model`, which is None unless it is set, contradicts the
+    model of the weights, which has these fields.
+    """
+    theirs = create.fields(create.create(**fields))
+    theirs["variant"] = variants.name_of(theirs)
+    for name, key in configs.MODEL.items():
+        value = given.get(name)
+        if not key.of_weights or value is None or (name in SIZES and not value):
+            continue
+        if value != theirs.get(name, key.default):
+            raise UserError(
+                f"config key model.{name}={value} contradicts the weights, which have "
+                f"{theirs.get(name, key.default)}: leave it out"
+            )
+
+
 def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError if a config contradicts the weights in a field that no shape shows."""
     theirs = create.fields(source_model(weights, model))
@@ -354,4 +373,7 @@ def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
         flags = " ".join(
             f"--config.model.{field}={theirs[field]}".replace(" ", "") for field in differ
         )
-        raise UserError(f"the weights and config.model differ in {', '.join(differ)}: add {flags}")
+        raise UserError(
+            f"the weights and config.model differ in {', '.join(differ)}: add {flags} "
+            "(or leave these keys out)"
+        )

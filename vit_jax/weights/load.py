@@ -190,20 +190,27 @@ def from_pretrained(
     return build(weights, num_classes, image_size, allow, **overrides)
 
 
+def pooled_as(weights: Weights, pool: str | None) -> dict:
+    """Fields of the weights' model with another pooling; None: with its own.
+
+    Then timm's models still have a class token; the published ones do not.
+    """
+    fields = weights.fields
+    if fields["architecture"] != "vit" or pool in (None, fields["pool"]):
+        return fields
+    has_token = weights.format == "timm" and "cls" in weights.params
+    return fields | dict(pool=pool, class_token=has_token)
+
+
 def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides):
     """(model, params) of loaded weights: see `from_pretrained`."""
-    fields = weights.fields | overrides
+    fields = pooled_as(weights, overrides.get("pool")) | overrides
     if num_classes is not None:
         fields |= dict(num_classes=num_classes, head_bias=overrides.get("head_bias", 0.0))
         if weights.fields.get("pre_logits"):
             fields["pre_logits"] = overrides.get("pre_logits", 0)
     if overrides.get("pre_logits") is True and weights.fields.get("pre_logits"):
         fields["pre_logits"] = weights.fields["pre_logits"]
-    if weights.fields["architecture"] == "vit" and fields["pool"] != weights.fields["pool"]:
-        # With another pooling, timm's models still have a class token; the published ones do not.
-        fields["class_token"] = overrides.get(
-            "class_token", weights.format == "timm" and "cls" in weights.params
-        )
     if image_size is not None:
         fields["image_size"] = image_size
     model = create.create(**fields)
