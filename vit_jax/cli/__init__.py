@@ -25,7 +25,7 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax import errors
-from vit_jax.cli import objects
+from vit_jax.cli import objects, quiet
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
 from vit_jax.errors import NegativeResult, Preempted, UserError, one_line, printable
 
@@ -97,6 +97,7 @@ def run(work: Callable[[], None], debug: bool, recovery: str = "run the same com
       recovery: what is true, and what to do, after an interruption or on a full disk.
     """
     objects.limit_retries()
+    quiet.begin()
     interrupt = Interrupt(recovery)
     if not debug:  # these libraries would print what is raised to us a second time
         logging.getLogger("absl").setLevel(logging.CRITICAL)

@@ -2,10 +2,12 @@
 images still encoded.
 """
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -35,6 +37,18 @@ def is_known(name: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Removes the folder that TFDS makes, and leaves, for a data set that is not prepared."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 def open_builder(name: str, data_dir: str):
     """The builder of a data set, prepared or not.
 
@@ -46,7 +60,8 @@ def open_builder(name: str, data_dir: str):
     where = data_dir or default_data_dir()
     regular.check_below(os.path.join(os.path.expanduser(where), re.split("[/:]", name)[0]))
     try:
-        return tfds.builder(name, data_dir=data_dir or None)
+        with own_temporary_folder():
+            return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(
             f"data set {name!r} is neither known to TFDS nor prepared in {where}: correct "
