@@ -13,6 +13,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from vit_jax.config import meanings
 from vit_jax.config.defaults import (
     KEYS,
     OF_WEIGHTS,
@@ -34,8 +35,11 @@ def check_key(name: str, where: str) -> None:
     """Raises UserError if there is no such key, and names the nearest one."""
     if find(name):
         return
+    meant = meanings.key_meant(name, KEYS)
     close = difflib.get_close_matches(generic(name), KEYS, n=1)
-    if close:
+    if meant:
+        hint = f"did you mean {meant}?"
+    elif close:
         hint = f"did you mean {close[0]}?"
     else:
         groups = sorted({key.split(".")[0] + ".*" * ("." in key) for key in KEYS})
@@ -48,7 +52,8 @@ def check_value(name: str, value, where: str):
     try:
         return find(name).check(value)
     except ValueError as error:
-        raise UserError(f"config key {name}{error}, {where}: correct it") from None
+        meant = meanings.value_meant(generic(name), value)
+        raise UserError(f"config key {name}{error}, {where}: correct it{meant}") from None
 
 
 def import_file(path: str | pathlib.Path):
@@ -121,12 +126,27 @@ def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
     return config
 
 
+def check_flag(argument: str) -> None:
+    """Raises UserError for an argument that is a flag, which no command with a config has, and says
+    which key is meant.
+    """
+    flag = re.match(r"--?([A-Za-z][\w-]*)", argument)
+    if not flag:
+        return
+    meant = meanings.key_meant(flag[1], KEYS) or "KEY"
+    written = meant if meant.startswith("--") else f"--config.{meant}"
+    raise UserError(
+        f"argument {argument.partition('=')[0]} is unknown {COMMAND_LINE}: write {written}=VALUE"
+    )
+
+
 def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> dict[str, object]:
     """Parses --config.a.b=value arguments by the types of `config`; returns the flat values."""
     present = dict(flatten(config))
     for argument in arguments:
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if not match:
+            check_flag(argument)
             continue
         check_key(match[1], COMMAND_LINE)
         if match[1] not in present:

@@ -4,6 +4,7 @@ TensorFlow.
 
 import dataclasses
 
+from vit_jax.config import meanings
 from vit_jax.data.sources import csv_file, folder, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
@@ -126,6 +127,7 @@ def declared(config) -> Facts:
         raise UserError(
             f"the number of examples and classes of {data_name(data)} is not known without the "
             "data: set data.num_examples and model.num_classes"
+            f"{meanings.data_set_meant(data.name)}"
         )
     return Facts(examples, classes, names)
 

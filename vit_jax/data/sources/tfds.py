@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax.cli import regular
+from vit_jax.config import meanings
 from vit_jax.data.sources import array_record, index_cache, storage, tfds_labels, tfrecord
 from vit_jax.data.sources.source import Source
 from vit_jax.errors import UserError, one_line
@@ -65,7 +66,7 @@ def open_builder(name: str, data_dir: str):
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(
             f"data set {name!r} is neither known to TFDS nor prepared in {where}: correct "
-            "data.name, or set data.data_dir"
+            f"data.name, or set data.data_dir{meanings.data_set_meant(name)}"
         ) from None
     except Exception as error:  # of any type, such as for a damaged dataset_info.json
         raise UserError(
