@@ -133,7 +133,7 @@ def check(
     if different:
         raise UserError(
             f"--workdir={workdir} has a run of another config ({'; '.join(different)}): "
-            "choose another --workdir, or undo these differences"
+            f"choose another --workdir, or undo these differences{longer(workdir, different)}"
         )
     if began != fingerprint:
         raise UserError(
@@ -141,6 +141,17 @@ def check(
             f"(fingerprint {began}, now {fingerprint}): files were added, removed or renamed; "
             "restore them, or choose another --workdir"
         )
+
+
+def longer(workdir: epath.Path, different: list[str]) -> str:
+    """What to do if the length is all that is different, and there is a checkpoint; else ""."""
+    steps = checkpoint.steps(workdir / "checkpoints")
+    if not steps or not all(line.startswith("total_") for line in different):
+        return ""
+    return (
+        "; to train longer, add "
+        f"--config.branch_from={workdir}/checkpoints/{steps[-1]} to the other --workdir"
+    )
 
 
 def sealed(workdir: epath.Path) -> dict | None:

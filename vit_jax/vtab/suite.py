@@ -272,6 +272,8 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
     sharding.check_batch(mesh, config.evals.test.data.batch_size or config.data.batch_size)
     results = report.Results(folder, config, names)
     todo = results.begin()
+    if len(todo) == len(results.runs):
+        task_data.must_have_some(names, config)
     messages.first_problem("the start of the suite", None)  # barrier: old failures are removed
     with jax.set_mesh(mesh):
         suite = Suite(config, mesh)
