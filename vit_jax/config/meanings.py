@@ -14,9 +14,10 @@ NAMES = {
     "optim.wd": "weight_decay opt_wd",
     "optim.schedule": "sched scheduler lr_scheduler lr_scheduler_type decay_type lr_schedule",
     "optim.warmup_steps": "warmup warmup_epochs num_warmup_steps warmup_ratio linear_warmup_steps",
-    "optim.grad_clip_norm": "clip_grad max_grad_norm grad_clip gradient_clip clip_norm",
+    "optim.grad_clip_norm": "clip_grad max_grad_norm grad_norm_clip grad_clip clip_norm",
     "optim.ema_decay": "model_ema_decay model_ema ema polyak_decay",
     "optim.momentum": "sgd_momentum",
+    "optim.momentum_dtype": "optim_dtype mu_dtype",
     "optim.b1": "beta1 adam_beta1",
     "optim.b2": "beta2 adam_beta2",
     "optim.eps": "opt_eps adam_epsilon epsilon",
@@ -25,6 +26,7 @@ NAMES = {
     "total_steps": "steps max_steps num_steps num_training_steps train_steps max_iters",
     "data.batch_size": "train_batch_size per_device_train_batch_size batch bs b global_batch_size",
     "data.name": "dataset dataset_name data_path data_root train_dir train_data",
+    "data.data_dir": "tfds_data_dir",
     "data.threads": "workers num_workers dataloader_num_workers j",
     "data.randaug_layers": "aa auto_augment randaugment randaug",
     "data.erase": "reprob random_erasing random_erase",
@@ -49,8 +51,8 @@ NAMES = {
     "model.remat": "grad_checkpointing gradient_checkpointing",
     "model.layer_scale": "init_values layerscale layerscale_value",
     "seed": "random_seed rng_seed",
-    "--init_from": "pretrained pretrained_path finetune model_init model_name_or_path weights "
-    "checkpoint_path initial_checkpoint model_or_filename",
+    "--init_from": "pretrained pretrained_path pretrained_dir finetune model_init weights "
+    "model_name_or_path checkpoint_path initial_checkpoint model_or_filename",
     "--workdir": "output output_dir out_dir log_dir logdir save_dir",
 }
 KEYS_MEANT = {name: key for key, names in NAMES.items() for name in names.split()}
