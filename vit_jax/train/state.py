@@ -169,7 +169,8 @@ def start_state(experiment, checkpointer) -> tuple[int, step.TrainState, dict]:
     if config.branch_from:
         return branched_state(experiment)
     if config.init_from:
-        weights = pretrained.read(config.init_from, image_size=config.image_size)
+        posemb = config.model.posemb if config.model.posemb != "learn" else None
+        weights = pretrained.read(config.init_from, image_size=config.image_size, posemb=posemb)
         state = pretrained_state(config, weights, model, experiment.tx, abstract)
         return 0, state, weights.fields
     return 0, fresh_state(config, model, experiment.tx, abstract), {}
