@@ -97,23 +97,22 @@ def failure(name: str, shown: str, error: Exception) -> Exception:
     from huggingface_hub import constants, errors
 
     address = f"{constants.ENDPOINT}/{name}"
-    problem = one_line(error.__cause__ or error)[:160] or type(error).__name__
-    status = getattr(getattr(error, "response", None), "status_code", 0)
+    reason = error.__cause__ or error
+    problem = one_line(reason)[:160] or type(reason).__name__
+    status = getattr(getattr(reason, "response", None), "status_code", 0)
     if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno):
         return error
-    if isinstance(error, errors.GatedRepoError) or status in DENIED:
+    login = "log in with `hf auth login`, or set HF_TOKEN"
+    is_unknown = isinstance(error, errors.RepositoryNotFoundError)
+    if is_unknown and not isinstance(error, errors.GatedRepoError):
         return UserError(
-            f"{shown} needs access ({problem}): ask for it at {address}, and log in with `hf auth "
-            "login`, or set HF_TOKEN"
+            f"{shown} does not exist at {address}, or is private: check the name; or {login}"
         )
+    if status in DENIED:
+        return UserError(f"{shown} needs access ({problem}): ask for it at {address}, and {login}")
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(f"{shown} has no such revision at {address}: give a branch, tag or commit")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return UserError(
-            f"{shown} does not exist at {address}, or is private: check the name; for private "
-            "models, log in with `hf auth login`, or set HF_TOKEN"
-        )
-    if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
+    if isinstance(reason, errors.OfflineModeIsEnabled):
         return UserError(
             f"{shown} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: "
             "unset it, or copy the model there"
