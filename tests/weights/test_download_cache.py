@@ -4,15 +4,18 @@ import logging
 import pathlib
 import threading
 
+import jax
 import numpy as np
 import pytest
-from conftest import golden_file, golden_folder, last_error
+from conftest import ROOT, golden_file, golden_folder, last_error
 from servers import File, serving
 
+import vit_jax
 from vit_jax import convert
 from vit_jax.errors import Unavailable, UserError
+from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.weights import load as pretrained
-from vit_jax.weights import published
+from vit_jax.weights import published, scan_layout
 from vit_jax.weights.formats import fetch, transfer
 
 NAME = "augreg/B_16"
@@ -233,3 +236,15 @@ def test_crc32c_is_checked_where_there_is_no_md5(server, body, tmp_path):
     server.files[PATH] = File(body, headers=(("x_goog_hash", "crc32c=AAAAAA=="),))
     with pytest.raises(Unavailable, match=r"with the crc32c .*, not AAAAAA=="):
         fetched(NAME, tmp_path)
+
+
+@pytest.mark.slow
+def test_evaluation_takes_a_name(server, tmp_path, capsys):
+    sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=4, pool="gap")
+    model = vit_jax.create_model("Ti/4", num_classes=10, image_size=8, **sizes)
+    params = jax.jit(model.init)(jax.random.key(1), np.zeros((1, 8, 8, 3)))["params"]
+    np.savez(tmp_path / "w.npz", **scan_layout.flatten(params))
+    server.files[PATH] = File((tmp_path / "w.npz").read_bytes())
+    words = [f"--config={ROOT}/configs/evaluate.py:digits", f"--config.init_from={NAME}"]
+    assert evaluate.main([*words, "--config.evals.test.data.split=val"]) == 0
+    assert '"eval/test/count": 360' in capsys.readouterr().out and len(server.requests) == 1
