@@ -263,7 +263,8 @@ def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="weights in any format: file, folder, workdir, gs:// or https://",
+        help="weights in any format: file, folder, workdir, gs:// or https://, or a name such as "
+        "augreg/B_16 or hf:ORG/NAME",
     )
     parser.add_argument(
         "destination",

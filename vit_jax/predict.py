@@ -184,7 +184,8 @@ def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        help="a workdir, .npz, .safetensors, or a folder of timm or Hugging Face",
+        help="a workdir, .npz, .safetensors, folder of timm or Hugging Face, or a name such as "
+        "augreg/B_16-384 or hf:ORG/NAME",
     )
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched at any depth"

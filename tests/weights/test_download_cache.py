@@ -1,5 +1,6 @@
 """Downloads on the loopback: kept in the cache, continued where they broke off, and checked."""
 
+import io
 import logging
 import pathlib
 import threading
@@ -12,6 +13,8 @@ from servers import File, serving
 
 import vit_jax
 from vit_jax import convert
+from vit_jax.cli import progress
+from vit_jax.cli.terminal import Console
 from vit_jax.errors import Unavailable, UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.weights import load as pretrained
@@ -236,6 +239,31 @@ def test_crc32c_is_checked_where_there_is_no_md5(server, body, tmp_path):
     server.files[PATH] = File(body, headers=(("x_goog_hash", "crc32c=AAAAAA=="),))
     with pytest.raises(Unavailable, match=r"with the crc32c .*, not AAAAAA=="):
         fetched(NAME, tmp_path)
+
+
+def test_a_long_download_says_so(server, body, tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "vit_jax")
+    monkeypatch.setattr(progress, "QUIET_S", -1)
+    server.files[PATH] = File(body)
+    assert fetched(NAME, tmp_path) == body
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("downloading")]
+    assert lines == [f"downloading {server.address}{PATH} (0.2 MiB)"]
+
+
+def test_a_terminal_shows_a_bar(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "vit_jax")
+    monkeypatch.setattr(progress, "QUIET_S", -1)
+    screen = io.StringIO()
+
+    def terminal(stderr):
+        return Console(file=screen, force_terminal=True, width=100)
+
+    monkeypatch.setattr(progress, "Console", terminal)
+    with progress.Download("https://HOST/[b]x.npz", 4_000_000, 1_000_000) as shown:
+        shown.advance(1_000_000)
+        shown.bar.refresh()
+    assert "[b]x.npz" in screen.getvalue() and "1.9/3.8 MiB" in screen.getvalue()
+    assert not caplog.text
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from huggingface_hub.utils import _http
 import vit_jax
 from vit_jax.errors import Unavailable, UserError
 from vit_jax.weights import load as pretrained
-from vit_jax.weights import scan_layout
+from vit_jax.weights import names, scan_layout
 from vit_jax.weights.formats import safetensors_folder
 
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}
@@ -243,6 +243,13 @@ def test_offline_without_a_copy_says_so(hub, monkeypatch):
         vit_jax.from_pretrained("hf:org/x")
     monkeypatch.undo()
     huggingface_hub.close_session()
+
+
+def test_the_page_of_a_model_is_its_name():
+    page = "https://huggingface.co/google/vit-base-patch16-224"
+    assert names.of_page(page) == names.of_page(f"{page}/") == "hf:google/vit-base-patch16-224"
+    assert names.of_page(f"{page}/tree/refs/pr/3") == "hf:google/vit-base-patch16-224@refs/pr/3"
+    assert names.of_page(f"{page}/resolve/main") == f"{page}/resolve/main"
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:x", "hf:a/b/c", "hf:a/b@", "hf:a/b@x y", "hf:../b"])

@@ -15,6 +15,7 @@ HUB = "hf:"
 # As timm and fsspec write it, too.
 HUB_NAME = re.compile(r"(?:hf|hf[-_]hub):(?://)?(.*)", re.DOTALL)
 REPOSITORY = r"\w[\w.-]*/[\w.-]+"
+PAGE = re.compile(rf"https://huggingface\.co/({REPOSITORY})(?:/tree/([\w./-]+?))?/?", re.ASCII)
 FILES = (".npz", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".json")
 MOST = 10  # names in a message
 
@@ -39,14 +40,25 @@ def hub_parts(word: str) -> tuple[str, str | None]:
     return name, revision or None
 
 
+def of_page(word: str) -> str:
+    """hf:ORG/NAME of the page of a model, https://huggingface.co/ORG/NAME; other words as they
+    are.
+    """
+    match = PAGE.fullmatch(word)
+    if not match:
+        return word
+    return f"{HUB}{match[1]}" + (f"@{match[2]}" if match[2] else "")
+
+
 def source_of(word: str) -> str | None:
-    """What a name that is not a path stands for, an https:// address or hf:ORG/NAME; None if it is
-    not known.
+    """What a name stands for, an https:// address or a name of the hub; None if it is not known.
 
     Raises:
       UserError: it is the name of a model, of which there are several weights.
     """
-    if re.match("[./~]", word):
+    if is_hub_name(word):
+        return word
+    if "://" in word or re.match("[./~]", word):
         return None
     path = published.path_of(word)
     if path:

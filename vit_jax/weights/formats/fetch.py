@@ -18,25 +18,24 @@ ARCHIVE = "weights.npz"
 
 
 def locate(path, folder: pathlib.Path):
-    """Where to read weights from, which may be a copy in the cache or the temporary `folder`.
+    """Where to read weights from, which may be a copy in the cache or in the temporary `folder`.
 
     Args:
       path: a path, an address, or a name, unless there is such a path.
       folder: for copies that are not kept.
     """
-    if is_address(path):
-        return epath.Path(fetch(str(path), folder, ask=True))
-    location = existing(path)
+    word = names.of_page(str(path))
+    if is_address(word):
+        return epath.Path(fetch(word, folder, ask=True))
+    location = None if names.is_hub_name(word) and "://" in word else existing(path)
     if location is not None:
-        return copy(location, folder) if "://" in str(path) else location
-    if names.is_hub_name(str(path)):
-        return epath.Path(hub.fetch(*names.hub_parts(str(path))))
-    source = None if "://" in str(path) else names.source_of(str(path))
+        return copy(location, folder) if "://" in word else location
+    source = names.source_of(word)
     if source is None:
         raise UserError(
             f"{shown(path)} does not exist: give a workdir, a checkpoint folder, an .npz, a "
             ".safetensors, a folder of timm or Hugging Face, or a name of published weights"
-            f"{names.suggestion(str(path))}"
+            f"{names.suggestion(word)}"
         )
     if names.is_hub_name(source):
         return epath.Path(hub.fetch(*names.hub_parts(source)))
@@ -45,8 +44,6 @@ def locate(path, folder: pathlib.Path):
 
 def existing(path):
     """The location of a path, local or on a store; None if there is none."""
-    if names.is_hub_name(str(path)) and "://" in str(path):
-        return None
     name = shown(path)
     objects.must_be_reachable(str(path), name)
     try:

@@ -35,15 +35,18 @@ def fetch(name: str, revision: str | None) -> pathlib.Path:
       Unavailable: the hub does not answer, and the model is not in the cache.
       UserError: there is no such model, it is not public, or has no .safetensors.
     """
+    from huggingface_hub import constants
+
     quiet()
     shown = f"hf:{name}@{revision}" if revision else f"hf:{name}"
+    log.info("%s is at %s/%s", shown, constants.ENDPOINT, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as of links, which some disks do not have
             folder = fetch_files(name, revision, shown)
     except Exception as error:  # of the client, of its HTTP library, of the disk
         raise failure(name, shown, error) from error
-    log.info("%s is commit %s, in %s", shown, folder.name, folder)
+    log.info("%s: commit %s, in %s", shown, folder.name, folder)
     return folder
 
 
