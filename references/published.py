@@ -83,7 +83,9 @@ def model_of(path: str):
     if path.startswith("vit_models/imagenet21k/"):
         options = dict(pre_logits=True)
     classes = CLASSES21K if IMAGENET21K.search(path) else 1000
-    return create.create(name, classes, image_size(path), **options)
+    # BiT's parameters are the same at any size.
+    side = 224 if path.startswith("bit_models") else image_size(path)
+    return create.create(name, classes, side, **options)
 
 
 def hub_model_of(name: str, side: int):

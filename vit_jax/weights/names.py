@@ -64,7 +64,7 @@ def source_of(word: str) -> str | None:
     if path:
         log.info("%s is %s", word, published.address(path))
         return published.address(path)
-    if word.endswith(FILES) and "/" in word:
+    if word.endswith(FILES) and "/" in word:  # such as runs/B_16.npz, a path that does not exist
         return None
     hub = timm_tags.hub_name(word)
     if hub:

@@ -4,6 +4,7 @@ downloads, and knows tokens and mirrors.
 
 import logging
 import pathlib
+import re
 import sys
 import warnings
 
@@ -44,7 +45,11 @@ def fetch(name: str, revision: str | None) -> pathlib.Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as of links, which some disks do not have
             folder = fetch_files(name, revision, shown)
+    except UserError:
+        raise
     except Exception as error:  # of the client, of its HTTP library, of the disk
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise failure(name, shown, error) from error
     log.info("%s: commit %s, in %s", shown, folder.name, folder)
     return folder
@@ -84,8 +89,9 @@ def download(name: str, file: str, revision: str | None) -> pathlib.Path | None:
     import huggingface_hub
     from huggingface_hub import errors
 
+    is_commit = re.fullmatch("[0-9a-f]{40}", revision or "")
     known = huggingface_hub.try_to_load_from_cache(name, file, revision=revision)
-    if revision and known is huggingface_hub._CACHED_NO_EXIST:
+    if is_commit and known is huggingface_hub._CACHED_NO_EXIST:  # also without a network
         return None
     try:
         return pathlib.Path(huggingface_hub.hf_hub_download(name, file, revision=revision))
@@ -95,16 +101,14 @@ def download(name: str, file: str, revision: str | None) -> pathlib.Path | None:
         return None
 
 
-def failure(name: str, shown: str, error: Exception) -> Exception:
-    """The error to raise for one of the client; `error` itself if it is not about the hub."""
+def failure(name: str, shown: str, error: Exception) -> UserError:
+    """What an error of the client means."""
     from huggingface_hub import constants, errors
 
     address = f"{constants.ENDPOINT}/{name}"
     reason = error.__cause__ or error
     problem = one_line(reason)[:160] or type(reason).__name__
     status = getattr(getattr(reason, "response", None), "status_code", 0)
-    if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno):
-        return error
     login = "log in with `hf auth login`, or set HF_TOKEN"
     is_unknown = isinstance(error, errors.RepositoryNotFoundError)
     if is_unknown and not isinstance(error, errors.GatedRepoError):
