@@ -4,6 +4,7 @@ import io
 import logging
 import pathlib
 import threading
+import time
 
 import jax
 import numpy as np
@@ -225,7 +226,7 @@ def test_two_processes_download_once(server, body, tmp_path, caplog):
     for thread in threads:
         thread.start()
     while "waiting for it" not in caplog.text and any(thread.is_alive() for thread in threads):
-        pass
+        time.sleep(0.01)
     server.gate.set()
     for thread in threads:
         thread.join()
