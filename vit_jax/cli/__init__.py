@@ -29,7 +29,7 @@ from vit_jax.cli import objects, quiet
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
 from vit_jax.errors import NegativeResult, Preempted, UserError, one_line, printable
 
-WEIGHTS = "a name, file, folder or workdir; local, gs:// or https://: see docs/weights.md"
+WEIGHTS = "file, folder, workdir or address, or a name such as augreg/B_16-384 or hf:ORG/NAME"
 CLEAN_UP_S = 3
 
 # --- from arguments to an exit code ---

@@ -57,7 +57,8 @@ RUN = dict(
                      "total_steps", vtab=False),
     image_size=key(224, "side in pixels, at training and evaluation; 0 in evaluate: that of the "
                    "weights", within=(0, 65_536), state=True),
-    init_from=key("", "start from these weights: anything that `vit_jax.from_pretrained` reads"),
+    init_from=key("", "start from these weights: anything that `vit_jax.from_pretrained` reads, by "
+                      "path, address or name"),
     branch_from=key("", "WORKDIR/checkpoints/STEP of another run: continue from its weights, "
                     "optimizer and step, perhaps with another schedule", vtab=False),
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "

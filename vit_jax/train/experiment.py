@@ -28,7 +28,6 @@ from vit_jax.models.classifier import Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
 from vit_jax.weights import adapt
-from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.train")
 
@@ -150,7 +149,7 @@ def declared_start(config) -> Mapping:
     """
     if not config.init_from or config.model.variant:
         return NONE
-    return pretrained.read(config.init_from, image_size=config.image_size).fields
+    return states.read_weights(config).fields
 
 
 def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:

@@ -102,12 +102,13 @@ def kind_of_file(path) -> str:
     )
 
 
-def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
+def read_arrays(location, path, grid, image_size, num_heads, posemb) -> Weights:
     """Weights from a file, or from a folder of timm or Hugging Face."""
     if not location.is_dir() and kind_of_file(location) == "npz":
         arrays = npz.read(location, big_vision.tower)
-        form = big_vision if big_vision.is_big_vision(arrays) else vision_transformer
-        return form.read(arrays, path, grid, image_size)
+        if big_vision.is_big_vision(arrays):
+            return big_vision.read(arrays, path, grid, image_size)
+        return vision_transformer.read(arrays, path, grid, image_size, posemb)
     settings = (path, grid, image_size, num_heads)
     weights = None
     try:
@@ -132,15 +133,17 @@ def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
     )
 
 
-def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
+def read(path, grid=None, image_size=None, num_heads=None, posemb=None) -> Weights:
     """Reads weights in any supported format, which is detected from the content.
 
     Args:
       path: a workdir or checkpoint of ours, an .npz, a .safetensors, or a folder with config.json
-        and model.safetensors; local, gs:// or https://.
+        and model.safetensors; local, gs:// or https://; or a name of published weights, such as
+        "augreg/B_16" or "hf:timm/vit_base_patch16_224.augreg_in21k" (docs/published_weights.md).
       grid: (h, w) of the saved patch tokens, if the file does not show it.
       image_size: determines the grid in the same way, if it has exactly as many tokens.
       num_heads: if the file does not show it.
+      posemb: position embedding of the model, if a file of vision_transformer has none.
 
     Raises:
       UserError: it can't be read, or the file does not show enough.
@@ -159,7 +162,7 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
                 )
             weights = read_checkpoint(location, grid)
         else:
-            weights = read_arrays(location, name, grid, image_size, num_heads)
+            weights = read_arrays(location, name, grid, image_size, num_heads, posemb)
     return dataclasses.replace(weights, path=name)
 
 
@@ -171,7 +174,7 @@ def from_pretrained(
     Args:
       path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a
         .safetensors of timm or Hugging Face or a folder with one and its config.json; local, gs://
-        or https://.
+        or https://; or a name of published weights, see `read`.
       num_classes: of a new zero head; drops pre_logits unless `pre_logits=True`.
       image_size: side or (h, w) in pixels; resamples the position embedding.
       grid: (h, w) of the saved patch tokens, if the file does not show it.
@@ -186,7 +189,7 @@ def from_pretrained(
     Raises:
       UserError: the file can't be read or does not fit.
     """
-    weights = read(path, grid, image_size, overrides.get("num_heads"))
+    weights = read(path, grid, image_size, overrides.get("num_heads"), overrides.get("posemb"))
     return build(weights, num_classes, image_size, allow, **overrides)
 
 
