@@ -217,6 +217,7 @@ class VisionTransformer(Classifier):
 
     @nn.compact
     def __call__(self, image, train: bool = False):
+        self.check_image(image)
         x, grid = self.embed(image)
         key = None
         if train and (self.dropout or self.droppath):
