@@ -85,10 +85,18 @@ def preparer(model: Classifier, threads: int) -> Callable[[bytes], np.ndarray]:
     how = preparation.expected(model)
     if how.pixels_of != "tensorflow":
         return lambda encoded: pillow.prepare(pillow.decode(encoded), how)
-    from vit_jax.data import images  # imports TensorFlow
+    import tensorflow as tf  # takes seconds
 
-    prepare = images.eval_image(how, images.most_pixels(threads))
-    return lambda encoded: prepare(encoded, None).numpy()
+    from vit_jax.data import images
+
+    image = images.eval_image(how, images.most_pixels(threads))
+    # Outside of a graph, TensorFlow would drop zero bytes at the end of a file.
+    prepare = tf.function(
+        lambda encoded: image(encoded, None),
+        input_signature=[tf.TensorSpec([], tf.string)],
+        autograph=False,
+    )
+    return lambda encoded: prepare(encoded).numpy()
 
 
 def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:

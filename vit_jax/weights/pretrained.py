@@ -80,7 +80,9 @@ class Pretrained(tuple):
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        rows = [(f"<b>{name}</b>", html.escape(value), "") for name, value in self.facts()]
+        rows = [
+            (f"<b>{name}</b>", html.escape(printable(value)), "") for name, value in self.facts()
+        ]
         rows += [tuple(map(html.escape, row)) for row in self.report.rows()]
         cells = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
