@@ -4,6 +4,7 @@ Weights of timm and Hugging Face, whose images Pillow prepares, need no TensorFl
 """
 
 import concurrent.futures
+import functools
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -80,16 +81,22 @@ def as_uint8(image, name: str) -> np.ndarray:
     return np.round(255 * array.astype(np.float32)).astype(np.uint8)
 
 
-def preparer(model: Classifier, threads: int) -> Callable[[bytes], np.ndarray]:
+def preparer(model: Classifier) -> Callable[[bytes], np.ndarray]:
     """f(encoded) -> uint8 [height, width, 3], as evaluation and prediction prepare it."""
     how = preparation.expected(model)
-    if how.pixels_of != "tensorflow":
-        return lambda encoded: pillow.prepare(pillow.decode(encoded), how)
+    if how.pixels_of == "tensorflow":
+        return by_tensorflow(how)
+    return lambda encoded: pillow.prepare(pillow.decode(encoded), how)
+
+
+@functools.lru_cache(maxsize=8)
+def by_tensorflow(how: preparation.Preparation) -> Callable[[bytes], np.ndarray]:
+    """The same for weights whose images TensorFlow prepares."""
     import tensorflow as tf  # takes seconds
 
     from vit_jax.data import images
 
-    image = images.eval_image(how, images.most_pixels(threads))
+    image = images.eval_image(how, images.most_pixels(runtime.cores()))
     # Outside of a graph, TensorFlow would drop zero bytes at the end of a file.
     prepare = tf.function(
         lambda encoded: image(encoded, None),
@@ -109,8 +116,7 @@ def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:
     Raises:
       UserError: one of them is not an image; the message says which.
     """
-    threads = runtime.cores()
-    prepare = preparer(model, threads)
+    prepare = preparer(model)
     blank = np.zeros((*model.image_size, 3), np.uint8)
 
     def prepared(numbered: tuple[int, object]) -> np.ndarray:
@@ -126,7 +132,7 @@ def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:
             ) from error
 
     numbered = list(enumerate(images))
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    with concurrent.futures.ThreadPoolExecutor(runtime.cores()) as pool:
         for start in range(0, len(images), rows):
             pixels = list(pool.map(prepared, numbered[start : start + rows]))
             padding = rows - len(pixels)
