@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import errors
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     import jax
     import ml_collections
     import numpy as np
+    from PIL import Image
 
     from vit_jax.evaluate.predictions import Prediction
     from vit_jax.models.classifier import Classifier
     from vit_jax.weights.pretrained import Pretrained
+
+    OneImage = str | os.PathLike | Image.Image | np.ndarray
+    Images = OneImage | Sequence[OneImage]
 
 __version__ = "0.1.0"
 
@@ -129,7 +133,7 @@ def from_pretrained(
 # --- from images to results ---
 
 
-def preprocess(model: Classifier, images: Any) -> jax.Array:
+def preprocess(model: Classifier, images: Images) -> jax.Array:
     """Prepares images as the weights expect them, as evaluation and prediction do.
 
         image = vit_jax.preprocess(model, ["cat.jpg", "gs://BUCKET/dog.png"])
@@ -153,7 +157,7 @@ def preprocess(model: Classifier, images: Any) -> jax.Array:
 
 def classify(
     pretrained: Pretrained | tuple[Classifier, dict],
-    images: Any,
+    images: Images,
     top_k: int = 5,
     batch_size: int = 32,
 ) -> list[list[Prediction]]:
@@ -181,7 +185,7 @@ def classify(
 
 
 def embed(
-    pretrained: Pretrained | tuple[Classifier, dict], images: Any, batch_size: int = 32
+    pretrained: Pretrained | tuple[Classifier, dict], images: Images, batch_size: int = 32
 ) -> np.ndarray:
     """Features of images, in batches on all devices.
 

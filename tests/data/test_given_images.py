@@ -16,6 +16,7 @@ from vit_jax.data import given_images, pipeline
 from vit_jax.data.sources import file_list
 from vit_jax.errors import UserError
 
+ORIENTATION = 0x0112  # a tag of EXIF
 PUBLISHED = dict(image_size=32)
 TIMM = dict(
     image_size=32,
@@ -33,14 +34,18 @@ def model_of(fields: dict):
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Smooth images of three sizes: JPEG, PNG with grey values, WebP with alpha."""
+    """Smooth images of three sizes: JPEG of a turned camera, PNG with grey values, WebP with
+    alpha.
+    """
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
     found = []
     sizes = {"a.jpg": ("RGB", (70, 50)), "b.png": ("L", (40, 90)), "c.webp": ("RGBA", (33, 32))}
     for name, (mode, size) in sizes.items():
         noise = Image.fromarray(rng.integers(0, 256, (6, 6, 4), np.uint8), "RGBA")
-        noise.resize(size, Image.Resampling.BICUBIC).convert(mode).save(folder / name)
+        noise.resize(size, Image.Resampling.BICUBIC).convert(mode).save(folder / name, exif=turned)
         found.append(str(folder / name))
     return found
 
@@ -65,6 +70,7 @@ def test_pillow_images_and_arrays_are_prepared_like_lossless_files(fields, paths
     model = model_of(fields)
     with Image.open(paths[0]) as image:
         pixels = np.asarray(image)
+        image = Image.fromarray(pixels)  # without EXIF
         Image.fromarray(pixels).save(tmp_path / "same.png")
         wanted = np.asarray(vit_jax.preprocess(model, tmp_path / "same.png"))
         for given in (image, [image], pixels, pixels[None], [pixels], np.float64(pixels) / 255):
@@ -76,7 +82,7 @@ def test_a_pillow_image_is_turned_as_its_camera_says():
     pixels[:16] = 255
     file = io.BytesIO()
     exif = Image.Exif()
-    exif[0x0112] = 6  # the top of the scene is at the right of the pixels
+    exif[ORIENTATION] = 6  # the top of the scene is at the right of the pixels
     Image.fromarray(pixels).save(file, "png", exif=exif)
     with Image.open(file) as image:
         turned = np.asarray(vit_jax.preprocess(model_of(PUBLISHED), image))

@@ -98,6 +98,9 @@ def test_what_is_refused(weights, photos, tmp_path):
         UserError, match=r"rep.npz has no head and so no classes: use vit_jax.embed"
     ):
         vit_jax.classify(headless, photos)
+    unpooled = vit_jax.from_pretrained(golden_file(tmp_path, "vit_unpooled"), pool="unpooled")
+    with pytest.raises(UserError, match="has logits for every token, not for an image"):
+        vit_jax.classify(unpooled, photos)
     (tmp_path / "bad.png").write_text("no image")
     with pytest.raises(UserError, match=r"bad.png can't be read as an image"):
         vit_jax.embed(pretrained, [*photos, tmp_path / "bad.png"], batch_size=8)

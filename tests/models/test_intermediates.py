@@ -162,3 +162,14 @@ def test_every_architecture_checks_its_images():
         model = vit_jax.create_model(name, image_size=32)
         with pytest.raises(UserError, match="channels come first"):
             jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 3, 32, 32), np.float32))
+
+
+def test_a_model_of_another_architecture_is_named():
+    model, params, image = drawn()
+
+    class Other(type(model)):
+        architecture = "my_module:Other"
+
+    other = Other(num_classes=5, image_size=(16, 12))
+    with pytest.raises(UserError, match="what my_module:Other computes on the way is not known"):
+        vit_jax.intermediates(other, params, image)

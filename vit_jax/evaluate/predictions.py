@@ -134,6 +134,11 @@ def classify(pretrained, images, top_k: int, batch_size: int) -> list[list[Predi
     top_k = min(top_k, pretrained.model.num_classes)
     images = given_images.listed(images)
     _, labels, probabilities = outputs(pretrained, images, top_k, batch_size)
+    if labels.ndim > 2:
+        raise UserError(
+            f"{pretrained.path or 'the model'} has logits for every token, not for an image: load "
+            "it with another pool="
+        )
     return [
         [
             Prediction(pretrained.class_names[label], float(probability), int(label))

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError
 from vit_jax.models.classifier import Classifier
 
 
@@ -66,6 +67,11 @@ OF = {"vit": of_vit, "mixer": of_mixer, "bit": of_resnet}
 
 def intermediates(model: Classifier, params: dict, image) -> dict:
     """Tokens, attention weights and what else a model computes: see `vit_jax.intermediates`."""
+    if model.architecture not in OF:
+        raise UserError(
+            f"what {model.architecture} computes on the way is not known here: record it in the "
+            'module by sow, and call model.apply(..., mutable=["intermediates"])'
+        )
     logits, recorded = forward(model, params, image)
     result = OF[model.architecture](model, recorded)
     result |= {name: only(recorded[name]) for name in ("encoded", "pre_logits")}
