@@ -285,7 +285,7 @@ def load_config(
     """
     from vit_jax import config as configs
 
-    return configs.load_in_python(config, overrides or {})
+    return configs.load_in_python(config, {} if overrides is None else overrides)
 
 
 def fit(

@@ -75,3 +75,5 @@ def test_what_is_no_config_is_named(tiny):
         vit_jax.load_config("nowhere.py")
     with pytest.raises(UserError, match="of type int can't be read: give FILE"):
         vit_jax.load_config(3)
+    with pytest.raises(UserError, match="overrides of type list can't be read: give a dict"):
+        vit_jax.load_config(tiny, ["--config.seed=3"])

@@ -95,7 +95,7 @@ def test_batches_keep_the_order_and_mask_what_fills_the_last(paths):
     first, last = given_images.batches(model, paths, 2)
     assert first["mask"].tolist() == [1, 1] and last["mask"].tolist() == [1, 0]
     assert last["image"].shape == (2, 32, 32, 3)
-    one = np.asarray(vit_jax.preprocess(model, paths[2]))
+    one = np.asarray(vit_jax.preprocess(model, np.array(paths[2:])))
     np.testing.assert_array_equal(model.normalize(last["image"])[:1], one)
 
 
@@ -127,6 +127,7 @@ WRONG = [
     (RGB - 0.5, "floats from -0.5 to -0.5: .* not normalised"),
     (RGB + np.nan, "floats from nan to nan"),
     (RGB.astype(int), "int64: give uint8"),
+    (3, "images of type int can't be read: give paths"),
     (["nowhere.jpg"], "image nowhere.jpg does not exist"),
     ([b"bytes"], r"images\[0\] is of type bytes: give a path"),
 ]

@@ -148,7 +148,7 @@ KINDS = {kind.exit_code: kind for kind in (UserError, NegativeResult, Unavailabl
 
 
 @contextlib.contextmanager
-def raising(recovery: str) -> Iterator[None]:
+def raising_user_errors(recovery: str) -> Iterator[None]:
     """For callers in Python: what `run` reports in one line is raised as a UserError with it."""
     objects.limit_retries()
     try:

@@ -82,8 +82,8 @@ def locate(path: str) -> str:
     return path
 
 
-def run_file(location: str) -> tuple[str, Mapping]:
-    """(FILE.py, what its get_config returns) for FILE.py[:ARG]."""
+def read_file(location: str) -> dict[str, object]:
+    """The flat values that FILE.py[:ARG] sets."""
     path, _, arg = location.partition(":")
     module = import_file(path)
     if not hasattr(module, "get_config"):
@@ -101,7 +101,7 @@ def run_file(location: str) -> tuple[str, Mapping]:
         raise UserError(
             f"config {location}: get_config returns {type(config).__name__}: it must return a dict"
         )
-    return path, config
+    return read_config(config, f"in {path}")
 
 
 def check_values(config: Mapping, where: str) -> dict[str, object]:
@@ -117,12 +117,6 @@ def read_config(config: Mapping, where: str) -> dict[str, object]:
     """The same, where an evaluation that sets nothing exists all the same."""
     types = {f"evals.{name}.type": eval_defaults()["type"] for name in config.get("evals", {})}
     return types | check_values(config, where)
-
-
-def read_file(location: str) -> dict[str, object]:
-    """The flat values that FILE.py[:ARG] sets."""
-    path, config = run_file(location)
-    return read_config(config, f"in {path}")
 
 
 def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
@@ -214,17 +208,20 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     return override(in_file, on_line, COMMAND_LINE)
 
 
-def load_in_python(config, overrides: Mapping) -> ml_collections.ConfigDict:
+def load_in_python(config, overrides) -> ml_collections.ConfigDict:
     """The same from Python: see `vit_jax.load_config`."""
     if isinstance(config, str | os.PathLike):
         values = read_file(os.fspath(config))
-    elif isinstance(config, Mapping | ml_collections.ConfigDict):
-        values = read_config(config, "in the config")
     else:
-        raise UserError(
-            f"a config of type {type(config).__name__} can't be read: give FILE.py[:ARG], or a dict"
-        )
+        must_be_dict(config, "a config", "FILE.py[:ARG], or a dict")
+        values = read_config(config, "in the config")
+    must_be_dict(overrides, "overrides", "a dict")
     return override(values, check_values(overrides, "in the overrides"), "in the overrides")
+
+
+def must_be_dict(value, what: str, instead: str) -> None:
+    if not isinstance(value, Mapping | ml_collections.ConfigDict):
+        raise UserError(f"{what} of type {type(value).__name__} can't be read: give {instead}")
 
 
 def override(values: dict, given: Mapping, given_where: str) -> ml_collections.ConfigDict:

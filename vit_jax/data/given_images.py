@@ -7,7 +7,7 @@ import concurrent.futures
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -26,8 +26,16 @@ def listed(images) -> list:
     if isinstance(images, str | os.PathLike | Image.Image):
         return [images]
     if hasattr(images, "__array__"):
-        images = np.asarray(images)
-        images = images if images.ndim == 4 else [images]
+        array = np.asarray(images)
+        if array.dtype.kind in "OU":  # paths, such as a column of a table
+            images = array.tolist()
+        else:
+            images = array if array.ndim == 4 else [array]
+    if not isinstance(images, Iterable):
+        raise UserError(
+            f"images of type {type(images).__name__} can't be read: give paths, Pillow images or "
+            "arrays"
+        )
     images = list(images)
     if not images:
         raise UserError("the list of images is empty: give at least one")

@@ -69,7 +69,7 @@ def checked(config) -> dict[str, float]:
 
 def score(config) -> dict[str, float]:
     """See `vit_jax.score`; `config`: a loaded one."""
-    with cli.raising("run the same call again"):
+    with cli.raising_user_errors("run the same call again"):
         runtime.start()
         return checked(config)
 

@@ -22,7 +22,7 @@ def fit(config, folder: str) -> dict[str, float]:
     """See `vit_jax.fit`; `config`: a loaded one. Signals stay those of the caller."""
     goodput.stopwatch.restart()  # what a notebook did before does not count
     preemption.signals.reset(str)
-    with cli.raising(RECOVERY), cli.logging_to(None):
+    with cli.raising_user_errors(RECOVERY), cli.logging_to(None):
         runtime.start()
         with workdir.held(workdir.make(folder)):
             return run(config, epath.Path(folder))
