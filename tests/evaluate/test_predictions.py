@@ -67,7 +67,7 @@ def test_a_second_call_compiles_nothing(weights, photos):
     step = predictions.make_step(pretrained.model, 2, False)
     compiled = step._cache_size()
     vit_jax.classify(pretrained, photos[3:], top_k=2)
-    assert compiled == step._cache_size() == 1
+    assert compiled == step._cache_size() > 0
 
 
 def test_names_and_the_kind_of_probability_are_those_of_the_weights(weights, photos):

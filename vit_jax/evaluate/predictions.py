@@ -122,7 +122,14 @@ def outputs(pretrained: Pretrained, images: list, top_k: int, batch_size: int) -
 
 def with_names(pretrained) -> Pretrained:
     """A plain pair (model, params) as one whose classes have numbers."""
-    return pretrained if isinstance(pretrained, Pretrained) else Pretrained(*pretrained)
+    if isinstance(pretrained, Pretrained):
+        return pretrained
+    if not isinstance(pretrained, tuple | list) or len(pretrained) != 2:
+        raise UserError(
+            f"weights of type {type(pretrained).__name__} can't be applied: give what "
+            "vit_jax.from_pretrained returns, or a pair (model, params)"
+        )
+    return Pretrained(*pretrained)
 
 
 def classify(pretrained, images, top_k: int, batch_size: int) -> list[list[Prediction]]:
