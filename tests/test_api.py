@@ -1,12 +1,15 @@
 """The front page: what it has, that its guide runs, and that its reference is built."""
 
+import functools
 import inspect
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
+import jax
 import matplotlib
 import numpy as np
 import pytest
@@ -33,6 +36,12 @@ def test_dir_shows_what_is_public_and_only_that():
     assert not stems & set(vit_jax.__all__)  # the import of a module would replace a function
 
 
+def example_of(name: str) -> str:
+    """The indented lines in the docstring of a function, before its arguments."""
+    text = inspect.getdoc(getattr(vit_jax, name)).split("Args:")[0]
+    return "".join(re.findall(r"^    (.*\n)", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_has_types_an_example_and_its_errors(name):
     function = getattr(vit_jax, name)
@@ -41,7 +50,7 @@ def test_every_function_has_types_an_example_and_its_errors(name):
     for parameter in signature.parameters.values():
         assert parameter.annotation is not inspect.Parameter.empty, parameter
     text = inspect.getdoc(function)
-    assert "\n    " in text.split("Args:")[0] and f"vit_jax.{name}(" in text
+    assert f"vit_jax.{name}(" in example_of(name)
     assert "Returns:" in text and "Raises:" in text
     assert f"`{name}(" in GUIDE
 
@@ -62,11 +71,12 @@ SMALL = {"model.width": 32, "model.depth": 1, "model.mlp_dim": 64, "model.num_he
 
 @pytest.mark.slow
 def test_the_guide_runs(tmp_path, monkeypatch, capsys):
-    """As it stands, but for the size of the model that it trains, and with weights of two
-    classes.
+    """As it stands, and the examples of the docstrings, but for the size of the model that they
+    train, and with weights of two classes.
     """
     fit = vit_jax.fit
 
+    @functools.wraps(fit)
     def fit_small(config, workdir, overrides=None):
         return fit(vit_jax.load_config(config, overrides), workdir, SMALL)
 
@@ -87,6 +97,10 @@ def test_the_guide_runs(tmp_path, monkeypatch, capsys):
     assert scope["accuracies"].keys() == {3e-4, 1e-3} and scope["metrics"]["step"] == 20
     with Image.open("attention.png") as picture:
         assert picture.size[0] > 300 and len(picture.convert("L").getcolors(10_000)) > 10
+    for name, photo in zip(("cat.jpg", "dog.jpg"), scope["photos"], strict=True):
+        shutil.copy(photo, name)
+    for example in map(example_of, FUNCTIONS):
+        exec(example, dict(scope, jnp=jax.numpy))
 
 
 @pytest.mark.slow

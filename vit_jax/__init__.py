@@ -70,8 +70,8 @@ def create_model(
 ) -> Classifier:
     """Builds a model, without parameters.
 
-        model = vit_jax.create_model("B/16", num_classes=10)
-        params = model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
+        model = vit_jax.create_model("Ti/16", num_classes=10)
+        params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
 
     Args:
       variant: a name such as "B/16", "R50+B/16" or "Mixer-B/16"; None to give every size by
@@ -136,7 +136,7 @@ def from_pretrained(
 def preprocess(model: Classifier, images: Images) -> jax.Array:
     """Prepares images as the weights expect them, as evaluation and prediction do.
 
-        image = vit_jax.preprocess(model, ["cat.jpg", "gs://BUCKET/dog.png"])
+        image = vit_jax.preprocess(model, ["cat.jpg", "dog.jpg"])
 
     Args:
       model: says how, by `model.preprocess` and more of its fields.
@@ -295,7 +295,7 @@ def fit(
 ) -> dict[str, float]:
     """Trains what a config says, or continues the run in `workdir`, like the command `train`.
 
-        metrics = vit_jax.fit("configs/demo.py", "my_run", {"total_steps": 100})
+        metrics = vit_jax.fit("configs/demo.py", "demo_run", {"total_steps": 20})
 
     It takes over no signals: an interrupted cell leaves a workdir that the same call continues from
     its last checkpoint.
@@ -321,7 +321,7 @@ def score(
 ) -> dict[str, float]:
     """Evaluates weights on the data that a config says, like the command `evaluate`.
 
-        vit_jax.score("configs/evaluate.py:digits,test", {"init_from": "my_run"})
+        metrics = vit_jax.score("configs/evaluate.py:digits,test", {"init_from": "demo_run"})
 
     Args:
       config, overrides: as `load_config` takes them; `init_from` has the weights.
