@@ -37,11 +37,13 @@ CORE = [
     "matplotlib>=3.9",
     "scikit-learn>=1.5",
     "scipy>=1.13",
+    "tqdm>=4.60",
     "pillow>=10.0",
     "safetensors>=0.4.3",
     "pyyaml>=6.0.1",
 ]
 TEST = [
+    "pdoc>=16.0",
     "pytest>=9.2",
     "pytest-xdist>=3.6",
     "jsonschema>=4.20",

@@ -23,7 +23,8 @@ from vit_jax.cli import regular
 from vit_jax.cli.terminal import Console
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
-from vit_jax.train import goodput, loop, metrics, workdir
+from vit_jax.train import goodput, workdir
+from vit_jax.train.fit import run
 
 log = logging.getLogger("vit_jax.finetune")
 
@@ -82,15 +83,6 @@ def trial_config(config, lr: float, share: str):
         trial.checkpoint.every = 0
         trial.checkpoint.keep_best = ""
     return trial.lock()
-
-
-def run(config, folder: epath.Path) -> dict[str, float]:
-    """Trains in `folder`, or continues there; returns the last value of every metric."""
-    folder = workdir.make(str(folder))
-    with cli.logging_to(folder, config.flush_every_s) as files:
-        loop.train(config, folder, files)
-        lines = metrics.read_lines(files.path("metrics.jsonl"))
-    return {key: value for line in lines for key, value in line.items()}
 
 
 def run_trial(config, folder: epath.Path) -> float | None:

@@ -15,7 +15,7 @@ from vit_jax.config.defaults import (
     shapes_state,
     vtab_defaults,
 )
-from vit_jax.config.load import check_key, check_value, import_file, load, to_json
+from vit_jax.config.load import check_key, check_value, import_file, load, load_in_python, to_json
 
 __all__ = [
     "KEYS",
@@ -31,6 +31,7 @@ __all__ = [
     "import_file",
     "known_keys",
     "load",
+    "load_in_python",
     "may_change",
     "may_differ_by_host",
     "shapes_state",

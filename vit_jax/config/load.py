@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import operator
+import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -106,12 +107,22 @@ def read_file(location: str) -> dict[str, object]:
         raise UserError(
             f"config {location}: get_config returns {type(config).__name__}: it must return a dict"
         )
-    # An evaluation that sets nothing exists all the same.
-    values = {f"evals.{name}.type": eval_defaults()["type"] for name in config.get("evals", {})}
+    return read_config(config, f"in {path}")
+
+
+def check_values(config: Mapping, where: str) -> dict[str, object]:
+    """The flat values of a config, checked one by one."""
+    values = {}
     for name, value in flatten(config):
-        check_key(name, f"in {path}")
-        values[name] = check_value(name, value, f"in {path}")
+        check_key(name, where)
+        values[name] = check_value(name, value, where)
     return values
+
+
+def read_config(config: Mapping, where: str) -> dict[str, object]:
+    """The same, where an evaluation that sets nothing exists all the same."""
+    types = {f"evals.{name}.type": eval_defaults()["type"] for name in config.get("evals", {})}
+    return types | check_values(config, where)
 
 
 def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
@@ -180,10 +191,15 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
     return None
 
 
-def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: Mapping) -> None:
+def drop_branches(
+    config: ml_collections.ConfigDict, in_file: Mapping, given: Mapping, given_where: str
+) -> None:
     """Removes the keys of branches that are not chosen; one that was given is a UserError.
 
-    Values that a file gives for its own choice are dropped when the command line chooses another.
+    Values that a file gives for its own choice are dropped when an override chooses another.
+
+    Args:
+      given: overrides, and `given_where` they are.
     """
     flat = dict(flatten(config))
     for name in flat:
@@ -191,8 +207,8 @@ def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: 
         if not branch or flat[branch[0]] in branch[1]:
             continue
         selector, values = branch
-        if name in on_line or (name in in_file and selector not in on_line):
-            where = COMMAND_LINE if name in on_line else "in the config file"
+        if name in given or (name in in_file and selector not in given):
+            where = given_where if name in given else "in the config file"
             raise UserError(
                 f"config key {name} {where} has no effect with {selector}={flat[selector]}: "
                 f"leave it out, or choose {selector}={' or '.join(map(str, values))}"
@@ -220,14 +236,51 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     """
     in_file = read_file(location)
     on_line = read_overrides(assemble(in_file), list(arguments))
+    return override(in_file, on_line, COMMAND_LINE)
+
+
+def load_in_python(config, overrides) -> ml_collections.ConfigDict:
+    """The same from Python: see `vit_jax.load_config`."""
+    if isinstance(config, str | os.PathLike):
+        values = read_file(os.fspath(config))
+    else:
+        must_be_dict(config, "a config", "FILE.py[:ARG], or a dict")
+        values = read_config(set_values(config), "in the config")
+    must_be_dict(overrides, "overrides", "a dict")
+    return override(values, check_values(overrides, "in the overrides"), "in the overrides")
+
+
+def set_values(config: Mapping) -> Mapping:
+    """A config without what it leaves to weights: None, and if it was loaded without `init_from`,
+    which fills in the rest, the defaults.
+    """
+    is_loaded = getattr(config, "is_locked", False)
+    if not is_loaded or "model" not in config:
+        return config
+    given = {
+        name: value
+        for name, value in config.model.items()
+        if name not in OF_WEIGHTS or value not in (None, OF_WEIGHTS[name].default)
+    }
+    return config.to_dict() | dict(model=given)
+
+
+def must_be_dict(value, what: str, instead: str) -> None:
+    if not isinstance(value, Mapping | ml_collections.ConfigDict):
+        raise UserError(f"{what} of type {type(value).__name__} can't be read: give {instead}")
+
+
+def override(values: dict, given: Mapping, given_where: str) -> ml_collections.ConfigDict:
+    """The locked config of flat values, of which some are `given` anew; checked as a whole."""
+    values = dict(values)
     for name, other in (("total_steps", "total_epochs"), ("total_epochs", "total_steps")):
-        if on_line.get(name) and other not in on_line:
-            in_file.pop(other, None)  # the length on the command line replaces that of the file
-    config = assemble(in_file | on_line)
-    drop_branches(config, in_file, on_line)
+        if given.get(name) and other not in given:
+            values.pop(other, None)  # the length that is given replaces that of the file
+    config = assemble(values | given)
+    drop_branches(config, values, given, given_where)
     check_whole(config)
     if config.init_from:
-        leave_to_weights(config, in_file | on_line)
+        leave_to_weights(config, values | given)
     return config.lock()
 
 

@@ -62,13 +62,25 @@ def evaluate(config) -> dict[str, float]:
     return scalars
 
 
+def checked(config) -> dict[str, float]:
+    """`evaluate`, if all processes have the same config."""
+    with cli.logging_to(None):
+        preflight.check(dict(configs.flatten(config)))
+        return evaluate(config)
+
+
+def score(config) -> dict[str, float]:
+    """See `vit_jax.score`; `config`: a loaded one."""
+    with cli.raising_user_errors("run the same call again"):
+        runtime.start()
+        return checked(config)
+
+
 def work(args) -> None:
     runtime.start()
     # In a job of several processes JAX would keep the signal for a save.
     errors.end_on_signals(signal.SIGTERM)
-    with cli.logging_to(None):
-        preflight.check(dict(configs.flatten(args.config)))
-        scalars = evaluate(args.config)
+    scalars = checked(args.config)
     if jax.process_index() == 0:
         print(json.dumps(scalars, indent=2))
         cli.write_json(args.json, scalars)

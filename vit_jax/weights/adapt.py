@@ -36,8 +36,12 @@ class Report:
     def add(self, action: str, name: str, detail: str = "") -> None:
         self.changes.append((action, name, detail))
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(action, name, detail), the unchanged parameters in one row."""
+        return [("loaded", f"{len(self.loaded)} parameters", "unchanged"), *self.changes]
+
     def __str__(self) -> str:
-        rows = [("loaded", f"{len(self.loaded)} parameters", "unchanged"), *self.changes]
+        rows = self.rows()
         width = max(len(action) for action, _, _ in rows)
         name_width = max(len(name) for _, name, _ in rows)
         return "\n".join(f"{a:<{width}}  {n:<{name_width}}  {d}".rstrip() for a, n, d in rows)
@@ -230,12 +234,23 @@ def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow:
     Raises:
       UserError: a parameter is missing, unused or of another shape, and `allow` does not match it.
     """
+    return adapt_and_report(weights, model, new_head, allow)[0]
+
+
+def adapt_and_report(
+    weights: Weights, model: classifier.Classifier, new_head: bool, allow: str = ""
+) -> tuple[dict, Report]:
+    """(what `adapt` returns, the report of all changes)."""
     with naming(weights.path):
-        return fit(weights, model.with_scan(False), new_head, allow)
+        params, report = fit(weights, model.with_scan(False), new_head, allow)
+    log.info("weights:\n%s", report)
+    return params, report
 
 
-def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str) -> dict:
-    """`adapt` in the loop layout."""
+def fit(
+    weights: Weights, model: classifier.Classifier, new_head: bool, allow: str
+) -> tuple[dict, Report]:
+    """`adapt_and_report` in the loop layout."""
     source = source_model(weights, model)
     params = dict(weights.params)
     report = Report()
@@ -257,8 +272,7 @@ def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: s
     compare(params, target, weights.file_names)
     changed = {name for _, name, _ in report.changes}
     report.loaded = [name for name in params if name not in changed]
-    log.info("weights:\n%s", report)
-    return unflatten(params)
+    return unflatten(params), report
 
 
 def apply_allow(params: dict, target: dict, model, allow: str, report: Report) -> dict:

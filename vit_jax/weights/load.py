@@ -10,9 +10,10 @@ import numpy as np
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import regular
+from vit_jax.cli.log import silent
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
-from vit_jax.weights.adapt import HEADS, adapt, resample_posemb
+from vit_jax.weights.adapt import HEADS, adapt_and_report, resample_posemb
 from vit_jax.weights.formats import (
     big_vision,
     download,
@@ -24,6 +25,7 @@ from vit_jax.weights.formats import (
     vision_transformer,
 )
 from vit_jax.weights.formats.weights import Weights, naming
+from vit_jax.weights.pretrained import Pretrained
 from vit_jax.weights.scan_layout import flatten, stack_blocks, unstack_blocks
 
 __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_posemb"]
@@ -60,7 +62,8 @@ def read_checkpoint(path, grid=None) -> Weights:
     """
     folder = checkpoint.find(path)
     meta = checkpoint.read_meta(folder)
-    params = checkpoint.read_params(folder)
+    with silent("absl"):  # Orbax warns of files that ours do without
+        params = checkpoint.read_params(folder)
     try:
         model = create.create(**meta["model"])
         fields = create.fields(model)
@@ -168,7 +171,7 @@ def read(path, grid=None, image_size=None, num_heads=None, posemb=None) -> Weigh
 
 def from_pretrained(
     path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides
-):
+) -> Pretrained:
     """Loads weights and creates the model that they are for.
 
     Args:
@@ -184,7 +187,8 @@ def from_pretrained(
         `models.create.create`.
 
     Returns:
-      (model, params): logits = model.apply({"params": params}, image). All changes are logged.
+      (model, params): logits = model.apply({"params": params}, image). The pair also has the class
+      names and the report of all changes, which are logged, too.
 
     Raises:
       UserError: the file can't be read or does not fit.
@@ -205,7 +209,9 @@ def pooled_as(weights: Weights, pool: str | None) -> dict:
     return fields | dict(pool=pool, class_token=has_token)
 
 
-def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides):
+def build(
+    weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides
+) -> Pretrained:
     """(model, params) of loaded weights: see `from_pretrained`."""
     fields = pooled_as(weights, overrides.get("pool")) | overrides
     if num_classes is not None:
@@ -217,10 +223,13 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
     if image_size is not None:
         fields["image_size"] = image_size
     model = create.create(**fields)
-    params = adapt(weights, model, new_head=num_classes is not None, allow=allow)
+    has_new_head = num_classes is not None
+    params, report = adapt_and_report(weights, model, has_new_head, allow)
     if model.scan:
         params = stack_blocks(params)
-    return model, params
+    class_names = () if has_new_head else weights.class_names
+    loss = "" if has_new_head else weights.loss
+    return Pretrained(model, params, class_names, report, weights.path, loss)
 
 
 def features(model: classifier.Classifier, params: dict, image):
