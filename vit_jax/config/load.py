@@ -1,5 +1,6 @@
 """The way from a config file and command-line overrides to one locked, checked config."""
 
+import ast
 import difflib
 import functools
 import importlib.util
@@ -13,7 +14,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config import meanings
+from vit_jax.config import meanings, own_parts
 from vit_jax.config.defaults import (
     KEYS,
     OF_WEIGHTS,
@@ -24,6 +25,7 @@ from vit_jax.config.defaults import (
     generic,
     vtab_defaults,
 )
+from vit_jax.config.key import is_own
 from vit_jax.config.rules import check_whole
 from vit_jax.errors import UserError
 
@@ -43,7 +45,8 @@ def check_key(name: str, where: str) -> None:
         hint = f"did you mean {close[0]}?"
     else:
         groups = sorted({key.split(".")[0] + ".*" * ("." in key) for key in KEYS})
-        hint = f"known are {', '.join(groups)}: see vit_jax/config/defaults.py"
+        known = ", ".join(groups)
+        hint = f"known are {known}: see vit_jax/config/defaults.py; your own go below user"
     raise UserError(f"config key {name} is unknown {where}: {hint}")
 
 
@@ -122,6 +125,9 @@ def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
     for evaluation in {name.split(".")[1] for name in values if name.startswith("evals.")}:
         config.evals[evaluation] = ml_collections.ConfigDict(eval_defaults())
     with config.unlocked():
+        for name, value in values.items():
+            if name.startswith("user."):
+                add_own_key(config, name, value)
         config.update_from_flattened_dict(values)
     return config
 
@@ -140,6 +146,37 @@ def check_flag(argument: str) -> None:
     )
 
 
+def add_own_key(config: ml_collections.ConfigDict, name: str, value) -> None:
+    """Adds a key below `config.user`, with its groups."""
+    *groups, leaf = name.split(".")
+    for group in groups:
+        if group not in config:
+            config[group] = ml_collections.ConfigDict()
+        config = config[group]
+        if not isinstance(config, ml_collections.ConfigDict):
+            raise UserError(f"config key {name} is below {group}, which is a value: rename one")
+    if isinstance(config.get(leaf), ml_collections.ConfigDict):
+        raise UserError(f"config key {name} is a group of keys: give one of them, or rename it")
+    if leaf in config:
+        del config[leaf]  # which may have another type
+    config[leaf] = value
+
+
+def from_text(text: str, before):
+    """A value of the command line for a key of the user's own: a Python literal, or text, as the
+    value `before` from the file is.
+    """
+    if isinstance(before, str):
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return float(value) if type(before) is float and type(value) is int else value
+
+
 def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> dict[str, object]:
     """Parses --config.a.b=value arguments by the types of `config`; returns the flat values."""
     present = dict(flatten(config))
@@ -149,6 +186,12 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
             check_flag(argument)
             continue
         check_key(match[1], COMMAND_LINE)
+        if match[1].startswith("user."):
+            if "=" not in argument:
+                raise UserError(f"{argument} has no value: write --config.{match[1]}=VALUE")
+            value = from_text(argument.partition("=")[2], present.get(match[1]))
+            add_own_key(config, match[1], check_value(match[1], value, COMMAND_LINE))
+            present[match[1]] = value
         if match[1] not in present:
             is_vtab = match[1].startswith("vtab.")
             what = "VTAB's settings, which" if is_vtab else "an evaluation that"
@@ -181,7 +224,8 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
 
 
 def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: Mapping) -> None:
-    """Removes the keys of branches that are not chosen; one that was given is a UserError.
+    """Removes the keys of branches that are not chosen; one that was given is a UserError. A part
+    of the user's own may read the keys of all branches.
 
     Values that a file gives for its own choice are dropped when the command line chooses another.
     """
@@ -189,6 +233,8 @@ def drop_branches(config: ml_collections.ConfigDict, in_file: Mapping, on_line: 
     for name in flat:
         branch = selector_of(name)
         if not branch or flat[branch[0]] in branch[1]:
+            continue
+        if find(branch[0]).choices and is_own(flat[branch[0]]):
             continue
         selector, values = branch
         if name in on_line or (name in in_file and selector not in on_line):
@@ -226,6 +272,7 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     config = assemble(in_file | on_line)
     drop_branches(config, in_file, on_line)
     check_whole(config)
+    own_parts.look_beside(location.partition(":")[0], config)
     if config.init_from:
         leave_to_weights(config, in_file | on_line)
     return config.lock()
