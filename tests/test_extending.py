@@ -446,6 +446,16 @@ def test_a_model_of_a_checkpoint_is_defined_in_the_module_that_it_names(folder):
         create.create(None, 10, 16, architecture="bad_links:dictConfig")
 
 
+def test_a_checkpoint_can_not_name_a_model_as_the_user_does(done, monkeypatch):
+    """A variant, which only a config or a program gives, is built without a question."""
+    meta = checkpoint.read_meta(checkpoint.find(done))
+    meta["model"]["variant"] = "os:getcwd"
+    monkeypatch.setattr(checkpoint, "read_meta", lambda folder: meta)
+    with pytest.raises(UserError, match="meta is damaged"):
+        vit_jax.from_pretrained(done)
+    assert "os:getcwd" not in own_parts.named
+
+
 def test_weights_of_a_model_elsewhere_need_the_users_word(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(own_parts, "named", {})

@@ -32,7 +32,7 @@ named: dict[str, Any] = {}
 class OwnPart:
     """A part, to be called with all arguments of its kind."""
 
-    key: str  # of the config, by which it was named
+    where: str  # what names it, for messages, such as "config key loss"
     name: str
     function: Callable
     wanted: frozenset[str]  # the arguments that it has parameters for
@@ -60,7 +60,7 @@ class OwnPart:
 
     def error(self, problem: str) -> UserError:
         """That the part does not fit: `problem` follows its name."""
-        return UserError(f"{self.key}={self.name} {problem}: see docs/extending.md")
+        return UserError(f"{self.where}={self.name} {problem}: see docs/extending.md")
 
 
 def line_of(error: BaseException, file: str | None) -> str:
@@ -116,13 +116,13 @@ def import_module(module: str, where: str):
         ) from error
 
 
-def find(key: str, name: str) -> Callable:
-    """What `name` stands for; `key`: what names it, for messages.
+def find(where: str, name: str) -> Callable:
+    """What `name` stands for; `where`: what names it, for messages.
 
     Raises:
       UserError: there is no such module or attribute, the module fails, or it can't be called.
     """
-    where = f"{key}={name}"
+    where = f"{where}={name}"
     module_name, _, attribute = name.partition(":")
     module = import_module(module_name, where)
     known = vars(module)
@@ -165,7 +165,7 @@ def wanted_by(part: Callable, where: str, known: tuple[str, ...]) -> frozenset[s
     return frozenset(known) & parameters.keys()
 
 
-def part(key: str, name: str, config, where: str = "config key ") -> OwnPart:
+def part(key: str, name: str, config) -> OwnPart:
     """A part that a config names, ready to be called.
 
     Args:
@@ -176,10 +176,10 @@ def part(key: str, name: str, config, where: str = "config key ") -> OwnPart:
     Raises:
       UserError: it can't be found or called with the arguments of its kind.
     """
-    function = find(f"{where}{key}", name)
-    arguments = (*find_key(key).own, "config")
-    wanted = wanted_by(function, f"{where}{key}={name}", arguments)
-    return OwnPart(f"{where}{key}", name, function, wanted, config)
+    where = f"config key {key}"
+    function = find(where, name)
+    wanted = wanted_by(function, f"{where}={name}", (*find_key(key).own, "config"))
+    return OwnPart(where, name, function, wanted, config)
 
 
 def parts_of(config) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ TRIED |= {"settings", "config"}
 FROM_TRAIN = {"train_features", "train_label"}
 EXAMPLES = 512  # of the trial; more if there are many classes
 MOST_EXAMPLES = 4096
+CLASSES = 10  # of the data, if the model has no head
 
 
 def part_of(config, name: str) -> own_parts.OwnPart:
@@ -27,7 +28,8 @@ def is_classified(part: own_parts.OwnPart) -> bool:
     """Whether labels are classes of the model; otherwise they are those of the data alone, as for
     evaluations that learn from features.
     """
-    return not part.wanted & (FROM_TRAIN | {"features"}) or "logits" in part.wanted
+    reads_features = part.wanted & (FROM_TRAIN | {"features"})
+    return "logits" in part.wanted or not reads_features
 
 
 def run(part: own_parts.OwnPart, ready: Mapping, later: Mapping[str, Callable]) -> dict:
@@ -81,7 +83,7 @@ def check(config, model) -> None:
 
 def trial(config, entry, model, part: own_parts.OwnPart) -> dict:
     """Arguments of random numbers, with every class in the labels if there are not too many."""
-    classes = model.num_classes
+    classes = model.num_classes or CLASSES
     count = min(max(EXAMPLES, 4 * classes), MOST_EXAMPLES)
     rng = np.random.default_rng(0)
     label = (rng.permutation(count) % classes).astype(np.int32)

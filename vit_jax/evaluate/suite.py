@@ -182,6 +182,70 @@ def make_steps(config, model) -> Steps:
     return Steps(model, jax.jit(classify), jax.jit(logits), jax.jit(extract))
 
 
+class Pass:
+    """Evaluations of some parameters, which share features and logits."""
+
+    def __init__(self, opened: dict[str, Evaluation], steps: Steps, params, until: Callable):
+        self.opened = opened
+        self.steps = steps
+        self.params = params
+        self.until = until
+        self.collected: dict[tuple, features.Features] = {}
+
+    def batches(self, name: str, split: Split) -> Iterator[dict]:
+        return self.until(
+            f"a batch of evaluation {name}",
+            watchdog.each(split.batches(self.steps.model), f"evaluation {name}"),
+        )
+
+    def collect(self, name: str, split: Split, what: str = "features") -> features.Features:
+        """The features, or "logits", of a split."""
+        if (what, split.key) not in self.collected:
+            step = getattr(self.steps, what)
+            batches = self.batches(name, split)
+            self.collected[what, split.key] = features.collect(step, self.params, batches, what)
+        return self.collected[what, split.key]
+
+    def metrics(self, name: str) -> dict[str, float]:
+        evaluation = self.opened[name]
+        settings = evaluation.settings
+        test = evaluation.test
+        if evaluation.part:
+            return self.own_metrics(name, evaluation)
+        if settings.type in ON_BATCHES:
+            batches = self.batches(name, test)
+            if settings.among == "present":
+                batches = among_present(batches, test, self.steps.model.num_classes)
+            return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
+        train_features = self.collect(name, evaluation.train)
+        test_features = self.collect(name, test)
+        evaluate = ON_FEATURES[settings.type]
+        return evaluate(train_features, test_features, test.num_classes, settings)
+
+    def own_metrics(self, name: str, evaluation: Evaluation) -> dict[str, float]:
+        """Those of a part of the user's own, from what it has parameters for."""
+        part = evaluation.part
+        test = evaluation.test
+        train = evaluation.train
+        classes = self.steps.model if own.is_classified(part) else test
+        ready = dict(
+            num_classes=classes.num_classes,
+            settings=evaluation.settings,
+            model=self.steps.model,
+            params=self.params,
+        )
+        labelled = "logits" if "logits" in part.wanted else "features"
+        later = dict(
+            logits=lambda: self.collect(name, test, "logits").x,
+            features=lambda: self.collect(name, test).x,
+            label=lambda: self.collect(name, test, labelled).label,
+            train_features=lambda: self.collect(name, train).x,
+            train_label=lambda: self.collect(name, train).label,
+            batches=lambda: self.batches(name, test),
+        )
+        return own.run(part, ready, later)
+
+
 def run(
     opened: dict[str, Evaluation],
     steps: Steps,
@@ -195,53 +259,10 @@ def run(
       wanted: f(name), whether to run an evaluation.
       until: f(what, batches) -> batches; may end early, by an exception.
     """
-    collected: dict[tuple, features.Features] = {}
-    functions = dict(features=steps.features, logits=steps.logits)
-
-    def batches_of(name: str, split: Split) -> Iterator[dict]:
-        return until(
-            f"a batch of evaluation {name}",
-            watchdog.each(split.batches(steps.model), f"evaluation {name}"),
-        )
-
-    def features_of(name: str, split: Split, what: str = "features") -> features.Features:
-        if (what, split.key) not in collected:
-            batches = batches_of(name, split)
-            collected[what, split.key] = features.collect(functions[what], params, batches, what)
-        return collected[what, split.key]
-
-    def run_own(name: str, part: OwnPart, test: Split, train: Split | None) -> dict[str, float]:
-        num_classes = test.num_classes
-        if own.is_classified(part):
-            num_classes = steps.model.num_classes
-        what = "logits" if "logits" in part.wanted else "features"
-        later = dict(
-            logits=lambda: features_of(name, test, "logits").x,
-            features=lambda: features_of(name, test).x,
-            label=lambda: features_of(name, test, what).label,
-            train_features=lambda: features_of(name, train).x,
-            train_label=lambda: features_of(name, train).label,
-            batches=lambda: batches_of(name, test),
-        )
-        ready = dict(num_classes=num_classes, model=steps.model, params=params)
-        return own.run(part, ready | dict(settings=opened[name].settings), later)
-
+    this = Pass(opened, steps, params, until)
     scalars = {}
     for name in filter(wanted, opened):
-        settings = opened[name].settings
-        test = opened[name].test
-        if opened[name].part:
-            result = run_own(name, opened[name].part, test, opened[name].train)
-        elif settings.type in ON_BATCHES:
-            batches = batches_of(name, test)
-            if settings.among == "present":
-                batches = among_present(batches, test, steps.model.num_classes)
-            result = ON_BATCHES[settings.type](steps.classify, params, batches)
-        else:
-            train_features = features_of(name, opened[name].train)
-            test_features = features_of(name, test)
-            evaluate = ON_FEATURES[settings.type]
-            result = evaluate(train_features, test_features, test.num_classes, settings)
+        result = this.metrics(name)
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
         text = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
         log.info("eval %s: %s", name, text)

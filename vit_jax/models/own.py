@@ -173,7 +173,7 @@ def check_trusted(architecture: str) -> None:
     if architecture in own_parts.named:
         return
     own_parts.check_trusted(architecture)
-    module = own_parts.find(KEY, architecture)
+    module = own_parts.find("the model of the weights", architecture)
     if module.__module__.split(".")[0] != architecture.split(":")[0].split(".")[0]:
         del own_parts.named[architecture]
         raise UserError(

@@ -62,7 +62,7 @@ def read_checkpoint(path, grid=None) -> Weights:
     meta = checkpoint.read_meta(folder)
     params = checkpoint.read_params(folder)
     try:
-        model = create.create(**meta["model"])
+        model = create.create(None, **meta["model"])
         fields = create.fields(model)
         fields |= {name: value for name, value in INFERENCE.items() if name in fields}
         if "Transformer" in params:
