@@ -20,14 +20,17 @@ from vit_jax import config as configs
 from vit_jax import convert, predict
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.config import own_parts
+from vit_jax.data import __main__ as data
 from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.models import create, flops
 from vit_jax.train import __main__ as train
 from vit_jax.train import state as states
+from vit_jax.train import workdir
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow
+from vit_jax.weights import adapt
 from vit_jax.weights.scan_layout import flatten
 
 PAGE = (ROOT / "docs/extending.md").read_text()
@@ -68,6 +71,12 @@ def saved(workdir, step: int) -> dict[str, np.ndarray]:
     return flatten(checkpoint.read_params(workdir / f"checkpoints/{step}"))
 
 
+def first_params(config):
+    """Parameters before the first step."""
+    model = Experiment.declared(config).model
+    return jax.device_get(jax.jit(lambda: states.init_params(model, config.seed))())
+
+
 def test_every_kind_has_an_example_of_at_most_30_lines():
     kinds = {name for name, key in configs.KEYS.items() if key.own}
     config = FILES["my_config.py"]
@@ -92,14 +101,19 @@ def test_the_first_loss_is_that_of_the_parts(done):
     batch = next(pipeline.train_pipeline(config, source, np.arange(32), 6).batches())
     from vit_jax.data.augment.batch import OWN, augment_pixels
 
-    experiment = Experiment.declared(config)
-    params = states.init_params(experiment.model, config.seed)
+    params = first_params(config)
     mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))
     key = jax.random.fold_in(jax.random.fold_in(mix_key, OWN), 0)
-    image = np.asarray(augment_pixels(config.data, batch["image"], batch["seed"]), np.float32)
-    strength_key, noise_key = jax.random.split(key)
-    strength = np.asarray(jax.random.uniform(strength_key, (32, 1, 1, 1)))
-    noise = 20 * strength * np.asarray(jax.random.normal(noise_key, image.shape))
+
+    @jax.jit
+    def draw(image, seed):
+        strength_key, noise_key = jax.random.split(key)
+        strength = jax.random.uniform(strength_key, (32, 1, 1, 1))
+        noise = jax.random.normal(noise_key, image.shape)
+        return augment_pixels(config.data, image, seed), strength, noise
+
+    image, strength, noise = map(np.asarray, draw(batch["image"], batch["seed"]))
+    noise = 20 * strength * noise
     assert np.abs(noise).max() > 20, "it is not small"
     image = (image + noise).clip(0, 255) / 127.5 - 1
     module = importlib.import_module("my_model").ConvNet(2, config)
@@ -117,7 +131,7 @@ def test_the_learning_rate_and_the_steps_are_those_of_the_parts(done):
     lines = metric_lines(done)
     assert [line["train/lr"] for line in lines] == pytest.approx([*rates, *rates], rel=1e-5)
     config = configs.load("my_config.py")
-    before = flatten(states.init_params(Experiment.declared(config).model, config.seed))
+    before = flatten(first_params(config))
     after = saved(done, 3)
     signs = np.stack(np.meshgrid(*[[-1, 0, 1]] * 3), axis=-1).reshape(-1, 3)
     for name in before:
@@ -198,6 +212,54 @@ def get_config():
     chosen = weights.class_names[int(logits[0].argmax())]
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"stripes.png: {chosen} {probability[0].max():.1%}")
+
+
+def test_fine_tuning_takes_the_model_of_the_weights(done):
+    code = "def get_config():\n    evals = dict(test=dict(data=dict(name='digits')))\n"
+    code += "    data = dict(name='digits', batch_size=32)\n"
+    code += (
+        "    return dict(total_steps=2, image_size=16, init_from='run', data=data, evals=evals)\n"
+    )
+    (done.parent / "tune.py").write_text(code)
+    experiment = Experiment.declared(configs.load("tune.py"))
+    before = json.loads(experiment.meta["model"]["settings"])
+    assert experiment.model.architecture == "my_model:ConvNet" and before["user"]["gamma"] == 2.0
+    assert experiment.config.model.variant == "my_model:ConvNet"
+    assert experiment.abstract_state.params["head"]["kernel"].shape == (16, 10)
+    weights = vit_jax.weights.load.read("run")
+    params = adapt.adapt(weights, experiment.model, True)
+    assert not params["head"]["kernel"].any()
+    assert np.array_equal(params["Conv_0"]["kernel"], saved(done, 6)["Conv_0/kernel"])
+
+
+def test_a_transformation_of_optax_needs_no_file(folder):
+    arguments = ["--config.optim.name=optax:scale_by_lion", "--config.optim.frozen=Conv_0/.*"]
+    experiment = Experiment.declared(configs.load("my_config.py", arguments))
+    state = flatten(dict(opt=experiment.abstract_state.opt_state))
+    assert any(name.endswith("mu/Conv_1/kernel") for name in state)
+    assert not any("Conv_0" in name for name in state), "frozen parameters have no state"
+    with pytest.raises(
+        UserError, match=r"adamw has the parameter 'learning_rate', but it can have"
+    ):
+        Experiment.declared(configs.load("my_config.py", ["--config.optim.name=optax:adamw"]))
+
+
+def test_the_data_commands_take_a_data_set_of_the_users_own(folder, capsys):
+    assert data.main(["show", "--config=my_config.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 33 and "my_data:Stripes train number" in lines[1]
+    assert data.main(["prepare", "--config=my_config.py"]) == 2
+    assert "my_data:Stripes is read where it is and needs no preparation" in last_error(capsys)
+
+
+def test_runs_of_versions_without_these_keys_continue(folder):
+    config = configs.load("my_config.py", ["--config.data.augment=()"])
+    before = configs.to_json(config)
+    del before["data"]["augment"]
+    assert workdir.differences(config, before) == []
+    changed = configs.load("my_config.py")
+    (line,) = workdir.differences(changed, before)
+    assert line == "data.augment: (unset) -> ('my_augmentation:noise',)"
 
 
 def test_what_is_recorded_decides_whether_a_run_continues(done, capsys):
