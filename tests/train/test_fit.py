@@ -20,6 +20,9 @@ from vit_jax.train import loop
 from vit_jax.weights import scan_layout
 
 
+pytestmark = pytest.mark.slow
+
+
 def final_params(workdir) -> dict[str, np.ndarray]:
     return scan_layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
 

@@ -15,6 +15,7 @@ from vit_jax.config.defaults import (
     shapes_state,
     vtab_defaults,
 )
+from vit_jax.config.key import is_own
 from vit_jax.config.load import check_key, check_value, import_file, load, load_in_python, to_json
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "flatten",
     "generic",
     "import_file",
+    "is_own",
     "known_keys",
     "load",
     "load_in_python",

@@ -1,5 +1,6 @@
 """The way from a config file and command-line overrides to one locked, checked config."""
 
+import ast
 import difflib
 import functools
 import importlib.util
@@ -14,7 +15,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config import meanings
+from vit_jax.config import meanings, own_parts
 from vit_jax.config.defaults import (
     KEYS,
     OF_WEIGHTS,
@@ -25,6 +26,7 @@ from vit_jax.config.defaults import (
     generic,
     vtab_defaults,
 )
+from vit_jax.config.key import is_own
 from vit_jax.config.rules import check_whole
 from vit_jax.errors import UserError
 
@@ -44,7 +46,8 @@ def check_key(name: str, where: str) -> None:
         hint = f"did you mean {close[0]}?"
     else:
         groups = sorted({key.split(".")[0] + ".*" * ("." in key) for key in KEYS})
-        hint = f"known are {', '.join(groups)}: see vit_jax/config/defaults.py"
+        known = ", ".join(groups)
+        hint = f"known are {known}: see vit_jax/config/defaults.py; your own go below user"
     raise UserError(f"config key {name} is unknown {where}: {hint}")
 
 
@@ -133,6 +136,9 @@ def assemble(values: Mapping[str, object]) -> ml_collections.ConfigDict:
     for evaluation in {name.split(".")[1] for name in values if name.startswith("evals.")}:
         config.evals[evaluation] = ml_collections.ConfigDict(eval_defaults())
     with config.unlocked():
+        for name, value in values.items():
+            if name.startswith("user."):
+                add_own_key(config, name, value)
         config.update_from_flattened_dict(values)
     return config
 
@@ -151,6 +157,37 @@ def check_flag(argument: str) -> None:
     )
 
 
+def add_own_key(config: ml_collections.ConfigDict, name: str, value) -> None:
+    """Adds a key below `config.user`, with its groups."""
+    *groups, leaf = name.split(".")
+    for group in groups:
+        if group not in config:
+            config[group] = ml_collections.ConfigDict()
+        config = config[group]
+        if not isinstance(config, ml_collections.ConfigDict):
+            raise UserError(f"config key {name} is below {group}, which is a value: rename one")
+    if isinstance(config.get(leaf), ml_collections.ConfigDict):
+        raise UserError(f"config key {name} is a group of keys: give one of them, or rename it")
+    if leaf in config:
+        del config[leaf]  # which may have another type
+    config[leaf] = value
+
+
+def from_text(text: str, before):
+    """A value of the command line for a key of the user's own: a Python literal, or text, as the
+    value `before` from the file is.
+    """
+    if isinstance(before, str):
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return float(value) if type(before) is float and type(value) is int else value
+
+
 def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> dict[str, object]:
     """Parses --config.a.b=value arguments by the types of `config`; returns the flat values."""
     present = dict(flatten(config))
@@ -160,6 +197,12 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
             check_flag(argument)
             continue
         check_key(match[1], COMMAND_LINE)
+        if match[1].startswith("user."):
+            if "=" not in argument:
+                raise UserError(f"{argument} has no value: write --config.{match[1]}=VALUE")
+            value = from_text(argument.partition("=")[2], present.get(match[1]))
+            add_own_key(config, match[1], check_value(match[1], value, COMMAND_LINE))
+            present[match[1]] = value
         if match[1] not in present:
             is_vtab = match[1].startswith("vtab.")
             what = "VTAB's settings, which" if is_vtab else "an evaluation that"
@@ -194,7 +237,8 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
 def drop_branches(
     config: ml_collections.ConfigDict, in_file: Mapping, given: Mapping, given_where: str
 ) -> None:
-    """Removes the keys of branches that are not chosen; one that was given is a UserError.
+    """Removes the keys of branches that are not chosen; one that was given is a UserError. A part
+    of the user's own may read the keys of all branches.
 
     Values that a file gives for its own choice are dropped when an override chooses another.
 
@@ -205,6 +249,8 @@ def drop_branches(
     for name in flat:
         branch = selector_of(name)
         if not branch or flat[branch[0]] in branch[1]:
+            continue
+        if find(branch[0]).choices and is_own(flat[branch[0]]):
             continue
         selector, values = branch
         if name in given or (name in in_file and selector not in given):
@@ -236,18 +282,30 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     """
     in_file = read_file(location)
     on_line = read_overrides(assemble(in_file), list(arguments))
-    return override(in_file, on_line, COMMAND_LINE)
+    config = override(in_file, on_line, COMMAND_LINE)
+    look_beside(location, config)
+    return config
 
 
 def load_in_python(config, overrides) -> ml_collections.ConfigDict:
     """The same from Python: see `vit_jax.load_config`."""
-    if isinstance(config, str | os.PathLike):
+    is_file = isinstance(config, str | os.PathLike)
+    if is_file:
         values = read_file(os.fspath(config))
     else:
         must_be_dict(config, "a config", "FILE.py[:ARG], or a dict")
         values = read_config(set_values(config), "in the config")
     must_be_dict(overrides, "overrides", "a dict")
-    return override(values, check_values(overrides, "in the overrides"), "in the overrides")
+    where = "in the overrides"
+    result = override(values, check_values(overrides, where), where)
+    if is_file:
+        look_beside(os.fspath(config), result)
+    return result
+
+
+def look_beside(location: str, config) -> None:
+    """Finds parts of the user's own in the folder of the config FILE.py[:ARG], too."""
+    own_parts.look_beside(location.partition(":")[0], config)
 
 
 def set_values(config: Mapping) -> Mapping:

@@ -7,6 +7,8 @@ stem.
 import re
 from collections.abc import Mapping
 
+from vit_jax.config import is_own
+
 # name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table
 # 2. B, L, H: arXiv 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
 SIZES = {
@@ -134,6 +136,8 @@ def name_of(fields: Mapping) -> str | None:
     """The variant of a model with these fields. A ViT of a size without a name has that of the
     nearest size with its stem and patch size; None if no name describes the model.
     """
+    if is_own(fields["architecture"]):
+        return fields["architecture"]
     if fields["architecture"] == "bit":
         factor = fields["width_factor"]
         names = [f"{depth}x{factor}" for depth in RESNETS if isinstance(factor, int)]

@@ -84,6 +84,8 @@ def make(path: str) -> epath.Path:
 
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
+# Keys that earlier versions did not have, likewise.
+ADDED = {("data.augment", ())}
 
 
 def is_fixed(key: str) -> bool:
@@ -93,8 +95,12 @@ def is_fixed(key: str) -> bool:
 
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
-    now = dict(configs.flatten(config))
     before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
+    now = {
+        key: value
+        for key, value in configs.flatten(config)
+        if key in before or (key, value) not in ADDED
+    }
     keys = {key for key in now.keys() | before.keys() if matters(key)}
     if now["optim.name"] == "adafactor":
         keys.add("model.scan")  # the factors of its moments depend on the layer layout

@@ -344,10 +344,11 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
         tokens.
     """
     source = create.create(**weights.fields).with_scan(False)
-    if source.architecture != model.architecture:
+    # A model of the user's own may have the parameters of another one.
+    if source.architecture != model.architecture and not configs.is_own(model.architecture):
         raise UserError(
-            f"the weights are of {type(source).__name__}, but the model is "
-            f"{type(model).__name__}: choose one that fits"
+            f"the weights are of {class_name(source)}, but the model is {class_name(model)}: "
+            "choose one that fits"
         )
     if not model.any_num_tokens and math.prod(source.grid) != math.prod(model.grid):
         raise UserError(
@@ -356,6 +357,12 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
             f"image_size={source.image_size}"
         )
     return source
+
+
+def class_name(model: classifier.Classifier) -> str:
+    """What messages call the architecture of a model."""
+    is_own = configs.is_own(model.architecture)
+    return model.architecture if is_own else type(model).__name__
 
 
 def check_given(given: Mapping, fields: dict) -> None:
@@ -379,7 +386,8 @@ def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError if a config contradicts the weights in a field that no shape shows."""
     theirs = create.fields(source_model(weights, model))
     ours = create.fields(model)
-    fields = [name for name, key in configs.MODEL.items() if key.like_weights]
+    both = theirs.keys() & ours.keys()
+    fields = [name for name, key in configs.MODEL.items() if key.like_weights and name in both]
     if theirs.get("pool") != ours.get("pool"):
         fields = [name for name in fields if name not in TOKENS]
     differ = [field for field in fields if theirs.get(field) != ours.get(field)]

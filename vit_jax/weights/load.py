@@ -65,14 +65,15 @@ def read_checkpoint(path, grid=None) -> Weights:
     with silent("absl"):  # Orbax warns of files that ours do without
         params = checkpoint.read_params(folder)
     try:
-        model = create.create(**meta["model"])
+        model = create.create(None, **meta["model"])
         fields = create.fields(model)
         fields |= {name: value for name, value in INFERENCE.items() if name in fields}
         if "Transformer" in params:
             params = unstack_blocks(params)
         class_names = tuple(meta["class_names"])
         weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
-        check_blocks(model, weights.params)
+        if not configs.is_own(model.architecture):
+            check_blocks(model, weights.params)
     except MALFORMED as error:
         raise UserError(
             f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint"
