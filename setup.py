@@ -35,7 +35,9 @@ CORE = [
     "matplotlib>=3.9",
     "scikit-learn>=1.5",
     "scipy>=1.13",
-    "pillow>=10.0",
+    "pillow>=11.3",  # with AVIF
+    "pillow-heif>=1.1",  # HEIC
+    "matplotlib-fontja>=1.1",  # a font with Chinese and Japanese characters, for contact sheets
     "safetensors>=0.4.3",
     "pyyaml>=6.0.1",
 ]

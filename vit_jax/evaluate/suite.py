@@ -118,7 +118,14 @@ class Splits:
         @functools.cache
         def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
             host = pipeline.eval_pipeline(
-                data, source, rows, size, model.image_size, *common, model
+                data,
+                source,
+                rows,
+                size,
+                model.image_size,
+                *common,
+                model,
+                config.data.exif_rotation,
             )
             return self.cache.batches(dataclasses.replace(host, skipped=skipped))
 

@@ -84,6 +84,8 @@ def make(path: str) -> epath.Path:
 
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
+# Keys that earlier versions lack: their runs are continued with any value.
+ADDED = {"data.exif_rotation"}
 
 
 def is_fixed(key: str) -> bool:
@@ -96,6 +98,7 @@ def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixe
     now = dict(configs.flatten(config))
     before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
     keys = {key for key in now.keys() | before.keys() if matters(key)}
+    keys -= ADDED - before.keys()
     if now["optim.name"] == "adafactor":
         keys.add("model.scan")  # the factors of its moments depend on the layer layout
 
