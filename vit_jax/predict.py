@@ -72,12 +72,13 @@ def predict(
       that can be read (the last two only if `top_k` > 0); `unreadable`, the paths of the other
       images; `names` of the classes.
     """
-    from vit_jax.data.sources import file_list
+    from vit_jax.data.sources import file_list, ignored
 
     model, params = pretrained.build(weights, image_size=image_size)
     if top_k and not model.num_classes:
         raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
     files, listing = file_list.load(paths)
+    ignored.report(", ".join(paths), listing.ignored)
     mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
     rows = PER_DEVICE * mesh.size
     is_multi_label = weights.loss in ("sigmoid_xent", "multilabel_xent")

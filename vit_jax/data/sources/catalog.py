@@ -4,7 +4,7 @@ TensorFlow.
 
 import dataclasses
 
-from vit_jax.data.sources import csv_file, folder, splits, tars, vtab_tasks
+from vit_jax.data.sources import csv_file, folder, ignored, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
@@ -60,7 +60,11 @@ def listing(name: str) -> Listing | None:
         from vit_jax.data.sources import digits  # scikit-learn takes a second to import
 
         return digits.load()
-    return LISTED[kind](where) if kind in LISTED else None
+    if kind not in LISTED:
+        return None
+    found = LISTED[kind](where)
+    ignored.report(name, found.ignored)
+    return found
 
 
 def mixture_parts(data) -> list[tuple[str, str, float]]:

@@ -22,6 +22,7 @@ class Listing(Source):
 
     all_labels: np.ndarray  # int32 [files], or [files, set_size] padded with -1
     splits: Mapping[str, np.ndarray]  # name -> numbers of its files
+    ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind -> other files
 
     def __post_init__(self):
         self.all_labels = np.asarray(self.all_labels, np.int32)
