@@ -560,7 +560,7 @@ def test_folders_may_be_links(tmp_path):
     (tmp_path / "store/owl/gone.png").symlink_to(tmp_path / "elsewhere.png")
     found = image_folder.load(f"{tmp_path}/store")
     assert len(found) == 5
-    assert found.ignored == {"links to a folder above": 2, "broken links": 1}
+    assert found.ignored == {"behind a link to a folder above": 2, "behind a broken link": 1}
     # A link that is repaired changes no folder.
     save(tmp_path / "elsewhere.png")
     assert len(image_folder.load(f"{tmp_path}/store")) == 6

@@ -163,7 +163,8 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser, str], None] = lambda parser, name: None
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sub-commands and help
     config: str | None = None  # help of --config; None: the command takes no config
-    # Sub-command ("" if there are none) -> default of --config; without one it is required.
+    # Sub-command ("" if there are none) -> default of --config; without one it is required. With ""
+    # the sub-command does without.
     default_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     json: str = ""  # help of --json; "": it writes none
     recovery: str = "run the same command again"
@@ -186,7 +187,7 @@ class Command:
         if self.config is not None:
             args.location = args.config
             args.overrides = overrides
-            args.config = configs.load(args.location, overrides)
+            args.config = configs.load(args.location, overrides) if args.location else None
         if self.json:
             check_file(args.json)
         self.work(args)

@@ -8,6 +8,7 @@ it, too.
 import contextlib
 import functools
 import io
+import re
 
 import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
@@ -75,7 +76,7 @@ def open_image(encoded: bytes) -> Image.Image:
     """Reads the header of an image of any format that is known here.
 
     Raises:
-      ValueError: it is not an image.
+      ValueError: it is not an image, or has more than MAX_PIXELS.
     """
     if not encoded:
         raise ValueError("the file is empty")
@@ -85,6 +86,9 @@ def open_image(encoded: bytes) -> Image.Image:
         formats = ("HEIF",)
     try:
         return Image.open(io.BytesIO(encoded), formats=formats)
+    except Image.DecompressionBombError as error:
+        count = re.search(r"\d+", str(error))
+        raise ValueError(f"{too_many(MAX_PIXELS)} {count[0]}") from None
     except UnidentifiedImageError:
         known = ", ".join((*FORMATS, "HEIC"))
         raise ValueError(f"it is damaged or not an image: use one of {known}") from None

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 # Folders that programs add to those of the user: macOS, Synology, Windows, Linux.
 FOREIGN = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 HIDDEN = "hidden"
-BROKEN = "broken links"
-LOOP = "links to a folder above"
+BROKEN = "behind a broken link"
+LOOP = "behind a link to a folder above"
 LONGEST_SUFFIX = 12  # with its dot; what is longer is a part of the name
-SHOWN = 8  # kinds in a message
+SHOWN = 10  # kinds in a message
 KEPT = 100  # paths of each kind
 
 
