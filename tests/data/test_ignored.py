@@ -7,9 +7,12 @@ import nasty
 import numpy as np
 import pytest
 from test_listings import make_tar, png
+from test_pipeline import SIDE, eval_config, train_config
 from test_sources import make_folder, save
 
+from vit_jax.data import pipeline
 from vit_jax.data.sources import catalog, file_list, folder, ignored, index_cache, listing, tars
+from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError
 
 
@@ -40,6 +43,20 @@ def test_the_nasty_folder_adds_up(tmp_path):
     assert used == 34 and used + sum(found.ignored.values()) == all_files(root)
     again = folder.load(str(root))  # by the saved index, if a broken link does not forbid it
     assert again.ignored == found.ignored and again.fingerprint == found.fingerprint
+
+
+def test_what_is_good_is_read_for_training_and_for_predictions(tmp_path):
+    root = nasty.make(tmp_path / "photos")
+    source = sources.open_source(f"folder:{root}", "train")
+    config = train_config(len(source), on_corrupt="skip")
+    host = pipeline.train_pipeline(config, source, np.arange(len(source)), 1)
+    batch = next(host.batches())
+    assert batch["mask"].sum() == sum(nasty.NUM_GOOD.values()) == 29
+    assert len(host.skipped) == 5
+    _, found = file_list.load([str(root)])
+    rows = np.arange(40)
+    host = pipeline.eval_pipeline(eval_config(), found, rows, len(rows), SIDE, "skip")
+    assert next(host.batches())["mask"].sum() == 30  # and the one beside the class folders
 
 
 def test_images_outside_of_split_folders_are_counted(tmp_path):

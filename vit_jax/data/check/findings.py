@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax.data.check import duplicates
 from vit_jax.data.check.survey import Survey
 from vit_jax.data.sources.listing import Listing
+from vit_jax.errors import printable
 
 LISTED = 1_000  # names of one kind in the report
 USUAL_SIZE = 224  # pixels
@@ -28,9 +29,14 @@ class Finding:
 class Described:
     """A survey with the splits, classes and names of its images."""
 
-    def __init__(self, listing: Listing, splits: dict[str, np.ndarray], survey: Survey):
-        """`splits`: numbers of the images by split, each once."""
+    def __init__(self, listing: Listing, root: str, splits: dict[str, np.ndarray], survey: Survey):
+        """
+        Args:
+          root: a folder that names are relative to.
+          splits: numbers of the images by split, each once.
+        """
         self.listing = listing
+        self.root = printable(root)
         self.survey = survey
         self.split_names = [*splits, NO_SPLIT]
         of_listing = np.full(len(listing), len(splits), np.int16)
@@ -40,7 +46,8 @@ class Described:
         self.label = listing.all_labels[survey.numbers]  # [n], or [n, set_size]
 
     def name(self, position: int) -> str:
-        return self.listing.describe(int(self.survey.numbers[position]))
+        name = self.listing.describe(int(self.survey.numbers[position]))
+        return name.removeprefix(self.root).lstrip("/")
 
     def names(self, positions) -> list[str]:
         return [self.name(i) for i in positions[:LISTED]]
@@ -78,7 +85,7 @@ def collect(findings: dict[str, list[str]], kind: str, example: str) -> None:
 
 
 def as_findings(found: dict[str, list[str]]) -> list[Finding]:
-    return [Finding(kind, len(names), names[:LISTED]) for kind, names in found.items()]
+    return [Finding(kind, len(names), names[:LISTED]) for kind, names in sorted(found.items())]
 
 
 def of_equal_images(data: Described) -> tuple[list[Finding], list[Finding]]:

@@ -3,7 +3,7 @@ are. The folder may also be a CSV file, a tar, or a data.name such as tars:PATH.
 """
 
 import dataclasses
-import logging
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -17,8 +17,6 @@ from vit_jax.data.sources.ignored import BROKEN, LOOP, Ignored
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.source import Subset
 from vit_jax.errors import UserError
-
-log = logging.getLogger("vit_jax.data.check")
 
 SIDE = 128  # pixels, of an image on the contact sheet
 KINDS = {".csv": "csv", ".tar": "tars"}  # of a path without a kind, by its suffix; else folder
@@ -174,7 +172,10 @@ def examined(opened: Opened, name: str, out: str) -> dict:
     numbers = np.unique(np.concatenate([np.empty(0, np.int64), *parts.values()]).astype(np.int64))
     if not len(numbers):  # none is in a class folder
         numbers = np.arange(len(listing))
-    data = Described(listing, parts, survey.read(listing, numbers))
+    root = storage.absolute(name.partition(":")[2])
+    if not name.startswith("folder:"):
+        root = os.path.dirname(root)
+    data = Described(listing, root, parts, survey.read(listing, numbers))
     faults, warnings = findings.of_images(data)
     equal_faults, equal_warnings = findings.of_equal_images(data)
     similar = findings.of_similar_images(data)
