@@ -226,6 +226,17 @@ def test_a_folder_without_classes_is_examined_all_the_same(tmp_path, pictures):
     assert report["files"] == dict(found=3, images=0, ignored={"beside the class folders": 3})
 
 
+@pytest.mark.parametrize("folders", [(), ("owl",), ("train/owl", "val/owl")])
+def test_a_folder_without_images_has_faults(folders, tmp_path):
+    (tmp_path / "data").mkdir()
+    for folder in folders:
+        nasty.write({"clip.mov": b"x"}, tmp_path / "data" / folder)
+    code, report = check(tmp_path / "data", tmp_path)
+    assert code == 1 and list(found(report, "faults")) == ["faults of folders and classes"]
+    assert report["files"]["found"] == len(folders) and report["files"]["images"] == 0
+    assert report["sizes"] == report["formats"] == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -118,7 +118,11 @@ def decode(encoded, most: int = MAX_PIXELS, rotates=False):
     def by_tensorflow():
         with tf.control_dependencies([check_pixels(declared_pixels(encoded), most)]):
             image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        return exif.upright(image, exif.orientation(encoded, has_exif, rotates))
+
+        def turned():
+            return exif.upright(image, exif.orientation(encoded))
+
+        return exif.if_turned(encoded, has_exif, rotates, turned, lambda: image)
 
     image = tf.cond(
         is_png | (piece(encoded, 0, 3) == b"\xff\xd8\xff"),
@@ -139,8 +143,12 @@ def shape_of(encoded, rotates=False):
     """(height, width, channels) of an encoded image, int32 [3]; a JPEG is not decoded for it."""
 
     def of_jpeg():
-        found = exif.orientation(encoded, exif.in_jpeg, rotates)
-        return exif.upright_shape(jpeg_shape(encoded), found)
+        shape = jpeg_shape(encoded)
+
+        def turned():
+            return exif.upright_shape(shape, exif.orientation(encoded))
+
+        return exif.if_turned(encoded, exif.in_jpeg, rotates, turned, lambda: shape)
 
     return tf.cond(
         is_complete_jpeg(encoded), of_jpeg, lambda: tf.shape(decode(encoded, rotates=rotates))
@@ -162,10 +170,17 @@ def decode_box(encoded, seed, box: Callable, most: int = MAX_PIXELS, rotates=Fal
 
     def partial():
         shape = jpeg_shape(encoded, most)
-        found = exif.orientation(encoded, exif.in_jpeg, rotates)
-        wanted = box(exif.upright_shape(shape, found), seed)
-        stored = exif.stored_window(wanted, shape, found)
-        return exif.upright(tf.io.decode_and_crop_jpeg(encoded, stored, channels=3), found)
+
+        def stored():
+            return tf.io.decode_and_crop_jpeg(encoded, box(shape, seed), channels=3)
+
+        def turned():
+            found = exif.orientation(encoded)
+            wanted = box(exif.upright_shape(shape, found), seed)
+            where = exif.stored_window(wanted, shape, found)
+            return exif.upright(tf.io.decode_and_crop_jpeg(encoded, where, channels=3), found)
+
+        return exif.if_turned(encoded, exif.in_jpeg, rotates, turned, stored)
 
     def full():
         image = decode(encoded, most, rotates)

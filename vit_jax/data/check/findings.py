@@ -43,7 +43,8 @@ class Described:
         for code, numbers in enumerate(splits.values()):
             of_listing[numbers] = code
         self.split = of_listing[survey.numbers]  # position in split_names, of each image
-        self.label = listing.all_labels[survey.numbers]  # [n], or [n, set_size]
+        label = listing.all_labels[survey.numbers]
+        self.label = label.reshape(len(label), listing.set_size or 1)  # padded with -1
 
     def name(self, position: int) -> str:
         name = self.listing.describe(int(self.survey.numbers[position]))

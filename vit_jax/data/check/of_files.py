@@ -103,12 +103,11 @@ def counted(values: np.ndarray, names) -> dict[str, int]:
 def classes(data: Described) -> dict[str, dict[str, int]]:
     """Class -> split -> number of images, broken ones included."""
     names = data.listing.class_names or range(data.listing.num_classes)
-    label = data.label.reshape(len(data.label), -1)
     found = {}
     for code, split in enumerate(data.split_names):
-        own = label[data.split == code]
+        own = data.label[data.split == code]
         counts = np.bincount(own[own >= 0], minlength=data.listing.num_classes)
-        if counts.any():
+        if counts.any() or split != findings.NO_SPLIT:
             found[split] = counts
     return {
         str(name): {split: int(counts[number]) for split, counts in found.items()}
@@ -135,7 +134,7 @@ def contents(data: Described, parts: dict[str, np.ndarray]) -> dict:
 
 def sample(data: Described) -> np.ndarray:
     """Numbers of images for the contact sheet, from all classes in turn."""
-    label = data.label.reshape(len(data.label), -1)[:, 0]
+    label = data.label[:, 0]
     order = np.argsort(label, kind="stable")
     starts = np.searchsorted(label[order], label[order])
     rank = np.arange(len(order)) - starts
