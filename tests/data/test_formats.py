@@ -1,7 +1,9 @@
 """Image files of every format, and EXIF orientation, against Pillow's pixels."""
 
 import io
+import struct
 import sys
+import zlib
 
 import nasty
 import numpy as np
@@ -113,6 +115,23 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(kind, picture, monk
     monkeypatch.setattr(Image.Image, "load", None)  # would fail
     with pytest.raises(ValueError, match=r"too many pixels.* 6300"):
         pillow.decode(encoded, most=6299)
+
+
+def tiled_tiff(side: int, tile: int) -> bytes:
+    """A grey TIFF of one tile, which has much less than it declares."""
+    data = zlib.compress(bytes(1000))
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile}
+    tags |= {324: 8 + 2 + 12 * (len(tags) + 2) + 4, 325: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    return header + entries + bytes(4) + data
+
+
+def test_a_tile_of_a_tiff_that_is_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match=r"too many pixels.* 1600000000"):
+        pillow.decode(tiled_tiff(64, 40_000))
+    with pytest.raises(OSError, match="decoder error"):  # of such a size it is decoded
+        pillow.decode(tiled_tiff(64, 64))
 
 
 def test_without_the_library_heic_is_an_error_that_says_so(picture, monkeypatch):

@@ -11,7 +11,7 @@ import io
 import re
 
 import numpy as np
-from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from vit_jax.models.preparation import Preparation
 
@@ -94,6 +94,13 @@ def open_image(encoded: bytes) -> Image.Image:
         raise ValueError(f"it is damaged or not an image: use one of {known}") from None
 
 
+def num_pixels(image: Image.Image) -> int:
+    """Of an image that is not decoded yet; or of a tile of a TIFF, which may be larger."""
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(TiffImagePlugin.TILEWIDTH, 0) * tags.get(TiffImagePlugin.TILELENGTH, 0)
+    return max(image.width * image.height, tile)
+
+
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 if there is none, or it makes no sense.
 
@@ -117,7 +124,7 @@ def decode(encoded: bytes, most: int = MAX_PIXELS, rotates: bool = False) -> Ima
       ValueError: it has more than `most` pixels, pixels without a known range, or is not an image.
     """
     with open_image(encoded) as image:
-        must_be_within(image.width * image.height, most)
+        must_be_within(num_pixels(image), most)
         image.load()
         found = orientation(image) if rotates else 1
         result = as_8_bits(image).convert("RGB")

@@ -79,7 +79,7 @@ def examine(source: Source, i: int, most: int) -> Facts:
         with pillow.open_image(encoded) as image:
             facts.format = "JPEG" if image.format == "MPO" else image.format
             facts.size = image.size
-            pillow.must_be_within(image.width * image.height, most)
+            pillow.must_be_within(pillow.num_pixels(image), most)
             facts.orientation = pillow.orientation(image)
     except Exception as error:  # headers fail in many ways
         kind = TOO_LARGE if "too many pixels" in str(error) else NO_IMAGE

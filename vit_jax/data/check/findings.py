@@ -81,20 +81,25 @@ def of_images(data: Described) -> tuple[list[Finding], list[Finding]]:
     return faults, warnings
 
 
-def collect(findings: dict[str, list[str]], kind: str, example: str) -> None:
-    findings.setdefault(kind, []).append(example)
+class Findings(dict[str, Finding]):
+    """Kind -> what was found."""
 
+    def add(self, kind: str, example: str) -> None:
+        found = self.setdefault(kind, Finding(kind, 0, []))
+        found.count += 1
+        if len(found.examples) < LISTED:
+            found.examples.append(example)
 
-def as_findings(found: dict[str, list[str]]) -> list[Finding]:
-    return [Finding(kind, len(names), names[:LISTED]) for kind, names in sorted(found.items())]
+    def by_kind(self) -> list[Finding]:
+        return [self[kind] for kind in sorted(self)]
 
 
 def of_equal_images(data: Described) -> tuple[list[Finding], list[Finding]]:
     """(faults, warnings) of images with the same bytes: a fault between splits, and with different
     labels.
     """
-    faults: dict[str, list[str]] = {}
-    warnings: dict[str, list[str]] = {}
+    faults = Findings()
+    warnings = Findings()
     good = np.flatnonzero(data.survey.is_good)
     for group in duplicates.groups(data.survey.digest[good]):
         positions = good[group].tolist()
@@ -104,17 +109,17 @@ def of_equal_images(data: Described) -> tuple[list[Finding], list[Finding]]:
         labels_differ = any(not data.same_label(first, i) for i in positions)
         splits_differ = len({int(data.split[i]) for i in positions}) > 1
         if splits_differ:
-            collect(faults, f"the same image in {data.where(positions)}", example)
+            faults.add(f"the same image in {data.where(positions)}", example)
         if labels_differ:
-            collect(faults, "the same image with different labels", example)
+            faults.add("the same image with different labels", example)
         if not splits_differ and not labels_differ:
-            collect(warnings, f"the same image twice in {data.where(positions)}", example)
-    return as_findings(faults), as_findings(warnings)
+            warnings.add(f"the same image twice in {data.where(positions)}", example)
+    return faults.by_kind(), warnings.by_kind()
 
 
 def of_similar_images(data: Described) -> list[Finding]:
     """Warnings of pairs of images that look almost the same."""
-    found: dict[str, list[str]] = {}
+    found = Findings()
     survey = data.survey
     usable = np.flatnonzero(survey.is_good & survey.has_thumb)
     _, distinct = np.unique(survey.digest[usable], return_index=True)
@@ -122,5 +127,5 @@ def of_similar_images(data: Described) -> list[Finding]:
     for pair in usable[duplicates.near_pairs(survey.thumb[usable])].tolist():
         example = " ~ ".join(data.names(pair))
         label = "" if data.same_label(*pair) else ", with different labels"
-        collect(found, f"pairs of images that look the same in {data.where(pair)}{label}", example)
-    return as_findings(found)
+        found.add(f"pairs of images that look the same in {data.where(pair)}{label}", example)
+    return found.by_kind()

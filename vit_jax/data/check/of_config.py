@@ -50,7 +50,13 @@ def sample(config, opened: source.Source, use: str) -> dict:
         data = config.evals[use.removeprefix("evals.")].data
         size = min(contact_sheet.SHOWN, len(opened))
         host = pipeline.eval_pipeline(
-            data, opened, np.arange(size), size, config.image_size, "skip"
+            data,
+            opened,
+            np.arange(size),
+            size,
+            config.image_size,
+            "skip",
+            exif_rotation=config.data.exif_rotation,
         )
     return next(host.arrays(0, 1, skip_failures=True))
 

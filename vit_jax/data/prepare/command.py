@@ -180,7 +180,7 @@ def make_shrink(side: int, threads: int, rotates: bool) -> Callable[[bytes], byt
     def shrink(encoded: bytes) -> bytes:
         try:
             with pillow.open_image(encoded) as image:
-                images.must_be_within(image.width * image.height, most)
+                images.must_be_within(pillow.num_pixels(image), most)
                 if min(image.size) > side:
                     return shrunk(image, side, rotates)
         except Exception as error:
