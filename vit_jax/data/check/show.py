@@ -49,7 +49,8 @@ def show_classes(console: Console, classes: dict[str, dict[str, int]]) -> None:
     """Prints the images per class: of many classes the largest and the smallest."""
     ordered = sorted(classes.items(), key=lambda item: -next(iter(item[1].values()), 0))
     names = list(ordered[0][1])
-    table = Table("class", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("class", no_wrap=True, overflow="ellipsis")
     for name in names:
         table.add_column(name, justify="right")
     shown = ordered
