@@ -189,6 +189,15 @@ def test_only_images_with_exif_are_read_in_python(picture, monkeypatch):
     assert len(asked) == 2
 
 
+def test_exif_after_another_segment_is_found(picture):
+    encoded = nasty.encoded(picture, "JPEG", 6)
+    for size in (100, 65_533):
+        segment = b"\xff\xed" + (size + 2).to_bytes(2, "big") + bytes(size)
+        behind = encoded[:2] + segment + encoded[2:]
+        np.testing.assert_array_equal(turn(behind), turn(encoded))
+        assert turn(behind).shape[:2] == picture.size
+
+
 def turned_and_upright(picture) -> tuple[InMemory, InMemory]:
     """Listings of the same upright pixels, in PNG files with and without EXIF."""
     turned = [nasty.encoded(picture, "PNG", i) for i in ORIENTATIONS]

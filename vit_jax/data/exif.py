@@ -12,7 +12,7 @@ import tensorflow as tf
 from vit_jax.data import pillow
 
 # EXIF follows the start of a JPEG; a segment that some programs put before it has at most 64 KiB.
-JPEG_HEADER = 1 << 16  # bytes
+JPEG_HEADER = (1 << 16) + 128  # bytes
 # What upright pixels are of the stored ones: rows and columns in reverse order, then transposed.
 ROWS_REVERSED = (3, 4, 6, 7)
 COLUMNS_REVERSED = (2, 3, 7, 8)
@@ -69,8 +69,9 @@ def upright(image, found):
     """A stored image of orientation `found`, or a window of it, turned upright: [h, w, 3] or
     [w, h, 3].
     """
-    image = tf.where(is_one_of(found, ROWS_REVERSED), image[::-1], image)
-    image = tf.where(is_one_of(found, COLUMNS_REVERSED), image[:, ::-1], image)
+    rows = tf.where(is_one_of(found, ROWS_REVERSED), -1, 1)
+    columns = tf.where(is_one_of(found, COLUMNS_REVERSED), -1, 1)
+    image = image[::rows, ::columns]
     is_transposed = found >= FIRST_TRANSPOSED
     return tf.cond(is_transposed, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
 
