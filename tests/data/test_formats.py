@@ -205,14 +205,12 @@ def turned_and_upright(picture) -> tuple[InMemory, InMemory]:
     return listing(turned), listing(upright)
 
 
-@pytest.mark.parametrize("crop", ["inception", "torchvision", "random", "simple", "resize"])
-def test_training_turns_images_if_the_key_is_set(crop, picture):
+@pytest.mark.parametrize("crop", ["inception", "random", "simple"])
+def test_training_turns_images(crop, picture):
     turned, upright = turned_and_upright(picture)
     found = train(turned, train_config(8, crop=crop), stop=1)[0]["image"]
     wanted = train(upright, train_config(8, crop=crop), stop=1)[0]["image"]
     np.testing.assert_array_equal(found, wanted)
-    stored = train(turned, train_config(8, crop=crop, exif_rotation=False), stop=1)[0]["image"]
-    assert not np.array_equal(stored, wanted)
 
 
 @pytest.mark.parametrize("pixels_of", ["tensorflow", "timm"])
@@ -242,11 +240,11 @@ class AsTfds(InMemory):
 
 def test_images_of_tfds_are_never_turned(picture):
     turned, _ = turned_and_upright(picture)
-    published = AsTfds(**vars(turned))
-    for key in (True, False):
-        found = train(published, train_config(8, crop="resize", exif_rotation=key), stop=1)
-        wanted = train(turned, train_config(8, crop="resize", exif_rotation=False), stop=1)
-        np.testing.assert_array_equal(found[0]["image"], wanted[0]["image"])
+    found = train(AsTfds(**vars(turned)), train_config(8, crop="resize"), stop=1)
+    wanted = train(turned, train_config(8, crop="resize", exif_rotation=False), stop=1)
+    np.testing.assert_array_equal(found[0]["image"], wanted[0]["image"])
+    upright = train(turned, train_config(8, crop="resize"), stop=1)
+    assert not np.array_equal(found[0]["image"], upright[0]["image"])
 
 
 def test_in_a_mixture_each_part_keeps_its_way(picture):
