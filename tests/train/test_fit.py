@@ -19,7 +19,6 @@ from vit_jax.train import __main__ as train
 from vit_jax.train import loop
 from vit_jax.weights import scan_layout
 
-
 pytestmark = pytest.mark.slow
 
 

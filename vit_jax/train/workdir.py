@@ -84,8 +84,8 @@ def make(path: str) -> epath.Path:
 
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
-# Keys that earlier versions did not have, likewise.
-ADDED = {("data.augment", ())}
+# Keys that earlier versions did not have, with the values with which their runs are continued.
+ADDED = {("data.augment", ()), ("data.exif_rotation", True), ("data.exif_rotation", False)}
 
 
 def is_fixed(key: str) -> bool:
