@@ -46,8 +46,10 @@ def begin() -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Imports TensorFlow without what its C++ logs at its import, which only TF_ENABLE_ONEDNN_OPTS=0
-    turns off, and with it oneDNN's allocator, without which the pipeline takes 7 % more core time.
+    """Imports TensorFlow without what its C++ logs at its import.
+
+    TF_ENABLE_ONEDNN_OPTS=0 would turn that off, but also oneDNN's allocator, without which the
+    pipeline takes 7 % more core time.
     """
 
     is_asked = False  # by itself
