@@ -20,6 +20,7 @@ from vit_jax import config as configs
 from vit_jax import convert, demo, finetune, predict
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
+from vit_jax.weights import published
 
 README = (ROOT / "README.md").read_text()
 
@@ -98,31 +99,27 @@ def make_photos(root: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_for_own_images_runs(tmp_path, monkeypatch):
-    """As it stands, but for the size of model, images and batch, and weights of that size."""
+def test_the_commands_for_own_photos_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but with small weights from a file, and a short run."""
     import jax
 
     import vit_jax
+    from vit_jax.data import __main__ as data
     from vit_jax.weights import scan_layout
 
-    tune, name = [shlex.split(command)[3:] for command in COMMANDS if "my_photos" in command]
+    check, tune, name = [shlex.split(line)[3:] for line in COMMANDS if "my_photos" in line]
     monkeypatch.chdir(tmp_path)
     make_photos(tmp_path / "my_photos")
+    assert data.main(check) == 0
+    assert "40 found, 40 used as images" in capsys.readouterr().out
     sizes = dict(width=32, depth=1, mlp_dim=64, num_heads=2)
     model = vit_jax.create_model("B/16", num_classes=7, image_size=32, pre_logits=True, **sizes)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 32, 32, 3)))["params"]
     np.savez("B_16.npz", **scan_layout.flatten(params))
-    small = [f"--config.model.{key}={value}" for key, value in sizes.items()]
-    small += [
-        "--config.image_size=48",
-        "--config.data.batch_size=8",
-        "--config.total_steps=2",
-        "--config.model.dtype=float32",
-    ]
-    small += ["--config.optim.warmup_steps=1"]
-    arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in tune]
-    assert finetune.main([*arguments, *small, "--lrs=0.01,0.03"]) == 0
-    assert '"eval/test/count": 4.0' in pathlib.Path("my_run/final/metrics.jsonl").read_text()
+    (weights,) = [word for word in tune if word.startswith("--init_from=")]
+    assert published.path_of(weights.removeprefix("--init_from="))
+    local = ["--init_from=B_16.npz" if word == weights else word for word in tune]
+    assert finetune.main([*local, "--config.total_steps=2", "--lrs=0.01"]) == 0
     assert predict.main(name) == 0
     lines = pathlib.Path("classes.csv").read_text().splitlines()
     assert len(lines) == 41 and {line.split(",")[1] for line in lines[1:]} <= {"cats", "dogs"}
@@ -163,7 +160,7 @@ def test_the_commands_of_vtab_run(tmp_path, monkeypatch, capsys):
     assert "non-standard" in (tmp_path / "run/vtab.md").read_text()
 
 
-DATA = [command for command in COMMANDS if "vit_jax.data " in command]
+DATA = [command for command in COMMANDS if "vit_jax.data " in command and "--config" in command]
 BENCHMARKS = [command for command in COMMANDS if "vit_jax.benchmark " in command]
 
 
