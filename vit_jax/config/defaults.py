@@ -145,6 +145,9 @@ DATA = dict(
     subset=key("", "a random part with the classes in proportion, such as 10% or 5000; '': all",
                vtab=False),
     subset_seed=key(0, "which part", vtab=False),
+    class_balance=key(0.0, "how often training sees an image of each class: in proportion to the "
+                      "class's images to the power of 1 - this; 0: the data as they are, 1: all "
+                      "classes equally often", within=SHARE, vtab=False),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",

@@ -45,6 +45,11 @@ def check_data(data: ml_collections.ConfigDict) -> None:
             "config key data.subset has no effect on a mixture: choose parts by slices, such as "
             "NAME@train[:10%]"
         )
+    if data.name == "mixture" and data.class_balance:
+        raise UserError(
+            f"config key data.class_balance={data.class_balance} has no effect on a mixture, whose "
+            "weights say how often each part is seen: set it to 0"
+        )
     parts = data.get("mixture", ())
     total = sum(weight for _, weight in parts)
     small = [name for name, weight in parts if weight < total / 10_000]

@@ -129,7 +129,8 @@ def make_guard(
 
     def ids(number: int) -> list[int]:
         """The examples in the batch of an update, counted from 1."""
-        return order.ids(experiment.config, source.parts, left_out.batch_of(number - 1))
+        batch = left_out.batch_of(number - 1)
+        return order.ids(experiment.config, source.parts, batch, source.block)
 
     return nonfinite.SkippedUpdates(experiment.config.max_skipped, folder, ids)
 

@@ -9,6 +9,7 @@ from vit_jax.cli import objects
 from vit_jax.data.sources import catalog, splits, storage, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources.by_class import ByClass
 from vit_jax.data.sources.source import Source, Subset, mixture
 from vit_jax.errors import UserError
 
@@ -41,7 +42,11 @@ def open_training(data) -> Source:
         opened = [open_source(name, split, data.data_dir) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
     source = open_source(data.name, data.split, data.data_dir)
-    return Subset(source, subset_of(source, data)) if data.subset else source
+    if data.subset:
+        source = Subset(source, subset_of(source, data))
+    if data.class_balance:
+        source = ByClass(source, data.class_balance, f"{data.name} {data.split}")
+    return source
 
 
 def open_rest(data) -> Source:
