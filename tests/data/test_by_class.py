@@ -43,7 +43,7 @@ def test_every_class_equally_often_means_in_every_three_examples():
         assert sorted(block) == [0, 1, 2]
     for label, size in ((0, 3), (1, 1), (2, 16)):  # and each image of a class as often as another
         epochs = drawn[LABELS[drawn] == label][: 64 // size * size].reshape(-1, size)
-        assert all(sorted(epoch) == np.flatnonzero(LABELS == label).tolist() for epoch in epochs)
+        assert all(sorted(epoch) == np.flatnonzero(label == LABELS).tolist() for epoch in epochs)
 
 
 @pytest.mark.parametrize("balance", [0.25, 0.5, 0.9])
@@ -52,7 +52,7 @@ def test_between_the_frequencies_are_powers_of_the_counts(balance):
     block = int(np.round(100 * wanted).sum())
     counts = np.bincount(LABELS[seen(balance, range(-(-block // 16)))[:block]])
     np.testing.assert_array_equal(counts, np.round(100 * wanted))
-    assert 0.99 < (counts / counts.sum() * wanted.sum() / wanted).min()
+    assert (counts / counts.sum() * wanted.sum() / wanted).min() > 0.99
 
 
 def test_the_shares_of_many_classes_are_not_rounded_away():
