@@ -99,6 +99,16 @@ def check_evals(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_early_stopping(config: ml_collections.ConfigDict) -> None:
+    """It needs checkpoints, and a metric that says which is the best."""
+    checkpoint = config.checkpoint
+    if config.early_stopping and not (checkpoint.keep_best and checkpoint.every):
+        raise UserError(
+            f"config key early_stopping={config.early_stopping} needs checkpoint.keep_best, such "
+            "as eval/val/top1, and checkpoint.every, the steps between checkpoints: set both"
+        )
+
+
 def check_model(config: ml_collections.ConfigDict) -> None:
     """A way to compute attention supports dtype and position embedding, and a loss the labels."""
     model = config.model
@@ -160,3 +170,4 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)
+    check_early_stopping(config)

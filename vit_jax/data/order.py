@@ -136,9 +136,7 @@ def train_items(
     return items
 
 
-def ids(
-    config, parts: Sequence[tuple[int, float]], step: int, block: int = BLOCK
-) -> list[int]:
+def ids(config, parts: Sequence[tuple[int, float]], step: int, block: int = BLOCK) -> list[int]:
     """Ids of the examples in the global batch of `step`, the number of updates done before it."""
     data = config.data
     rows = np.arange(data.batch_size)
