@@ -68,7 +68,7 @@ class EarlyStopping:
             )
 
     def add(self, number: int, scalars: dict[str, float]) -> dict[str, float]:
-        """Takes the metrics of a checkpoint; returns one more, how many there are since the best."""
+        """Takes the metrics of a checkpoint; returns how many there are since the best."""
         self.best.add(number, scalars)
         self.decide(number)
         return {"checkpoint/since_best": self.since_best(number)}
