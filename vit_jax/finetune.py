@@ -1,17 +1,21 @@
-"""Fine-tuning with a choice of the learning rate: each is tried on a part of the training data, the
-best on all of it.
+"""Fine-tuning: of a folder of images, or as a config says, with a choice of the learning rate.
 
+python -m vit_jax.finetune FOLDER --init_from=WEIGHTS [--workdir=DIR] [--config.KEY=VALUE ...]
 python -m vit_jax.finetune --config=configs/finetune.py:VARIANT,DATASET
-    --config.init_from=WEIGHTS --workdir=DIR [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
+    --init_from=WEIGHTS --workdir=DIR [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
 
-Each run is one of `vit_jax.train` in a folder of its own, DIR/lr_0.01 and so on, and DIR/final.
+The first chooses everything itself, by `vit_jax/train/recipe`; FOLDER may also be another data set,
+such as csv:PATH. With a config, each learning rate is tried on a part of the training data, and the
+best trains on all of it. Each run is one of `vit_jax.train` in a folder of its own, DIR/lr_0.01 and
+so on, and DIR/final.
 """
 
+import contextlib
 import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from etils import epath
@@ -19,11 +23,13 @@ from rich.table import Table
 
 from vit_jax import cli
 from vit_jax import config as configs
+from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import regular
 from vit_jax.cli.terminal import Console
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, loop, metrics, workdir
+from vit_jax.train.recipe import choose, facts, prepare
 
 log = logging.getLogger("vit_jax.finetune")
 
@@ -79,9 +85,29 @@ def trial_config(config, lr: float, share: str):
         trial.evals = {HELD_OUT: classifications[0].copy_and_resolve_references()}
         trial.evals[HELD_OUT].every = 0
         trial.evals[HELD_OUT].data.update(rest=True, split=config.data.split, name="", data_dir="")
+    return without_checkpoints(trial)
+
+
+def without_checkpoints(trial):
+    """A config whose run is saved only at its end, which is the last step."""
+    with trial.unlocked():
         trial.checkpoint.every = 0
         trial.checkpoint.keep_best = ""
+        trial.early_stopping = 0
     return trial.lock()
+
+
+def short_trial(config, lr: float):
+    """The config of a shorter trial run, of a recipe that holds out a part by itself."""
+    trial = config.copy_and_resolve_references()
+    total = choose.trial_steps(config.total_steps)
+    with trial.unlocked():
+        trial.optim.lr = lr
+        trial.total_steps = total
+        trial.optim.warmup_steps = config.optim.warmup_steps * total // config.total_steps
+        trial.evals = {HELD_OUT: config.evals[HELD_OUT].copy_and_resolve_references()}
+        trial.evals[HELD_OUT].every = 0
+    return without_checkpoints(trial)
 
 
 def run(config, folder: epath.Path) -> dict[str, float]:
@@ -93,10 +119,10 @@ def run(config, folder: epath.Path) -> dict[str, float]:
     return {key: value for line in lines for key, value in line.items()}
 
 
-def run_trial(config, folder: epath.Path) -> float | None:
-    """The accuracy of a trial run; None if loss or gradients were not finite."""
+def run_trial(config, folder: epath.Path, metric: str) -> float | None:
+    """The result of a trial run; None if loss or gradients were not finite."""
     try:
-        return run(config, folder)[KEY]
+        return run(config, folder)[metric]
     except NegativeResult as error:
         log.warning("lr %g: %s", config.optim.lr, one_line(error))
         return None
@@ -131,17 +157,22 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
 
 
 def run_trials(
-    config, folder: epath.Path, lrs: Sequence[float], share: str
+    make_config: Callable, folder: epath.Path, lrs: Sequence[float], metric: str = KEY
 ) -> dict[float, float | None]:
-    """Accuracies on the held-out part by learning rate; finetune.json has those of before."""
+    """Results on the held-out part by learning rate; finetune.json has those of before.
+
+    Args:
+      make_config: f(learning rate) -> the config of its trial run.
+      metric: of that run, what decides.
+    """
     path = folder / "finetune.json"
-    flat = configs.flatten(configs.to_json(trial_config(config, lrs[0], share)))
+    flat = configs.flatten(configs.to_json(make_config(lrs[0])))
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
     trials = load_trials(path, about)
     for lr in lrs:
         if f"{lr:g}" in trials:
             continue
-        trials[f"{lr:g}"] = run_trial(trial_config(config, lr, share), folder / f"lr_{lr:g}")
+        trials[f"{lr:g}"] = run_trial(make_config(lr), folder / f"lr_{lr:g}", metric)
         if jax.process_index() == 0:
             text = json.dumps(dict(about=about, tried=trials), indent=1)
             cli.replace_file(path, text + "\n")
@@ -169,63 +200,165 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
     return run(final.lock(), folder)
 
 
-def show(trials: dict[float, float | None], final: dict[str, float]) -> None:
-    table = Table("learning rate", "held-out top-1", title="fine-tuning")
-    for lr, top1 in trials.items():
-        table.add_row(f"{lr:g}", "not finite" if top1 is None else f"{top1:.2%}")
-    for key in final:
-        if re.fullmatch(r"eval/.*/top1", key):
-            accuracy = f"{key.split('/')[1]} {final[key]:.2%}"
-            table.add_row(f"{best(trials):g}, all of train", accuracy, style="bold")
+def show(trials: dict, metric: str, final: dict[str, float], lr: float, what: str) -> None:
+    """The table of all runs; `what` the final one was trained on."""
+    table = Table("learning rate", "evaluation", "result", title="fine-tuning")
+    form = "loss {:.4g}" if metric.endswith("/loss") else "top1 {:.2%}"
+    for tried, value in trials.items():
+        result = "not finite" if value is None else form.format(value)
+        table.add_row(f"{tried:g}", "held out, trial run", result)
+    for name, result in results(final):
+        table.add_row(f"{lr:g}, {what}", name, result, style="bold")
     Console().print(table)
 
 
-def best(trials: dict[float, float | None]) -> float:
-    """The learning rate with the highest accuracy; of equals, the lowest."""
-    finite = {lr: top1 for lr, top1 in trials.items() if top1 is not None}
+def results(final: dict[str, float]) -> list[tuple[str, str]]:
+    """Every evaluation, and its accuracy with the interval that its number of images allows."""
+    rows = []
+    for key, value in final.items():
+        name, metric = key.split("/")[1:] if key.startswith("eval/") else ("", "")
+        if metric == "top1":
+            count = int(final[f"eval/{name}/count"])
+            low, high = choose.interval(value, max(count, 1))
+            text = f"top1 {value:.2%} ({low:.1%} to {high:.1%}, {count:,} images)"
+            rows.append((name, text))
+        elif metric not in ("", "loss", "count"):
+            rows.append((name, f"{metric} {value:.4g}"))
+    return rows
+
+
+def best(trials: dict[float, float | None], metric: str = KEY) -> float:
+    """The learning rate with the highest accuracy, or lowest loss; of equals, the lowest."""
+    finite = {lr: result for lr, result in trials.items() if result is not None}
     if not finite:
         raise NegativeResult(
             "loss or gradients were not finite with any of the learning rates: try lower ones"
         )
-    return max(finite, key=finite.get)
+    choice = min if metric.endswith("/loss") else max
+    return choice(finite, key=finite.get)
+
+
+def delivered(folder: epath.Path) -> dict[str, float]:
+    """Metrics of the checkpoint that a run delivers: the last value of each up to it, and what was
+    evaluated at the end.
+    """
+    last = int(checkpoint.find(folder).name)
+    lines = metrics.read_lines(folder / "metrics.jsonl")
+    found = {key: value for line in lines for key, value in line.items()}
+    early = [line for line in lines if line["step"] <= last]
+    return found | {key: value for line in early for key, value in line.items()}
 
 
 def add_arguments(parser, part: str) -> None:
     parser.add_argument(
-        "--workdir", required=True, metavar="DIR", help="the same command continues in it"
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="images in a folder for each class, or a data set such as csv:PATH; without --config",
     )
     parser.add_argument(
-        "--lrs",
-        default=",".join(map(str, LRS)),
-        help="learning rates to try (default: %(default)s)",
+        "--workdir",
+        metavar="DIR",
+        help="the same command continues in it (default: FOLDER-finetuned in the current folder)",
     )
+    parser.add_argument("--lrs", help="learning rates to try, such as 0.003,0.01 (default: chosen)")
     parser.add_argument(
-        "--held_out", default="10%", help="share of the training data that decides (default: 10%%)"
+        "--held_out",
+        help="share of the training data that decides (default: 10%%; with FOLDER by its size)",
     )
     workdir.add_arguments(parser)
 
 
 def work(args) -> None:
+    if args.config and args.folder:
+        raise UserError(
+            f"--config and the folder {args.folder} are both given: give one of them (overrides "
+            "are written --config.KEY=VALUE)"
+        )
+    if args.folder:
+        work_on_folder(args)
+    elif args.config:
+        work_by_config(args)
+    else:
+        raise UserError(
+            "there is nothing to fine-tune on: give a folder of images and --init_from=WEIGHTS, or "
+            "--config=FILE.py"
+        )
+
+
+def work_by_config(args) -> None:
     config = args.config
-    lrs = learning_rates(args.lrs)
-    share = train_share(args.held_out)
-    trial_config(
-        config, lrs[0], share
-    )  # a config that does not fit is found before anything starts
+    lrs = LRS if args.lrs is None else learning_rates(args.lrs)
+    share = train_share(args.held_out or "10%")
+    if not args.workdir:
+        raise UserError("--workdir is missing: say where the runs write, such as --workdir=DIR")
+    # A config that does not fit is found before anything starts.
+    trial_config(config, lrs[0], share)
+    with started(args, args.workdir) as folder:
+        trials = run_trials(lambda lr: trial_config(config, lr, share), folder, lrs)
+        lr = best(trials)
+        final = run_final(config, folder / "final", lr)
+    report(args, trials, KEY, final, lr, "all of train", folder)
+
+
+def work_on_folder(args) -> None:
+    wish = wish_of(args)
+    path = args.workdir or prepare.default_workdir(args.folder)
+    prepare.check_outside(path, wish.data_name)
+    with cli.logging_to(None):  # what does not fit is found before anything is written
+        found = None if prepare.is_in(path) else prepare.find(wish)
+    with started(args, path) as folder:
+        recipe = prepare.load_or_make(folder, wish, found)
+        config = recipe.config
+        metric = config.checkpoint.keep_best
+        trials = {}
+        lr = recipe.lrs[0]
+        if len(recipe.lrs) > 1:
+            trials = run_trials(lambda lr: short_trial(config, lr), folder, recipe.lrs, metric)
+            lr = best(trials, metric)
+        run_final(config, folder / "final", lr)
+        final = delivered(folder / "final")
+    report(args, trials, metric, final, lr, "without what is held out", folder)
+    print(printable(f"Next:      vit_jax predict --init_from={path} IMAGE_OR_FOLDER"))
+
+
+def wish_of(args) -> prepare.Wish:
+    """What the command line asks for."""
+    given = [text for text in args.overrides if text.startswith("--config.init_from=")]
+    if not given:
+        raise UserError(
+            "--init_from is missing: give the weights to start from, such as --init_from=B_16.npz"
+        )
+    if args.held_out:
+        train_share(args.held_out)
+    return prepare.Wish(
+        data_name=facts.data_set(args.folder),
+        init_from=prepare.location_of(given[-1].partition("=")[2]),
+        overrides=tuple(text for text in args.overrides if text not in given),
+        lrs=tuple(learning_rates(args.lrs)) if args.lrs else (),
+        held_out=args.held_out or "",
+    )
+
+
+@contextlib.contextmanager
+def started(args, path: str) -> Iterator[epath.Path]:
+    """The workdir, which this job holds; signals stop the job."""
     with goodput.stopwatch.spending("waiting"):
         runtime.start()
-    folder = workdir.make(args.workdir)
+    folder = workdir.make(path)
     with (
         preemption.signals.listening(lambda: COMMAND.recovery),
         cli.logging_to(None),
         workdir.held(folder, args.take_over),
     ):
-        trials = run_trials(config, folder, lrs, share)
-        final = run_final(config, folder / "final", best(trials))
+        yield folder
+
+
+def report(args, trials: dict, metric: str, final: dict, lr: float, what: str, folder) -> None:
     if jax.process_index() == 0:
-        show(trials, final)
+        show(trials, metric, final, lr, what)
         chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-        cli.write_json(args.json, dict(tried=trials, lr=best(trials), final=chosen))
+        cli.write_json(args.json, dict(tried=trials, lr=lr, final=chosen))
     print(printable(f"The model: {folder / 'final'}"))
 
 
@@ -235,6 +368,7 @@ COMMAND = cli.Command(
     work,
     add_arguments,
     config="like vit_jax.train's; --config.KEY=VALUE overrides",
+    default_configs={"": ""},
     takes_weights=True,
     json="write the accuracies here",
     recovery="finished trials and saved checkpoints are intact, and the same command continues",

@@ -15,7 +15,14 @@ from vit_jax.config.defaults import (
     shapes_state,
     vtab_defaults,
 )
-from vit_jax.config.load import check_key, check_value, import_file, load, to_json
+from vit_jax.config.load import (
+    check_key,
+    check_value,
+    from_values,
+    import_file,
+    load,
+    to_json,
+)
 
 __all__ = [
     "KEYS",
@@ -27,6 +34,7 @@ __all__ = [
     "eval_defaults",
     "find",
     "flatten",
+    "from_values",
     "generic",
     "import_file",
     "known_keys",

@@ -198,7 +198,14 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     Raises:
       UserError: unknown key, wrong type, impossible value, or a key of a branch that is not chosen.
     """
-    in_file = read_file(location)
+    return from_values(read_file(location), arguments)
+
+
+def from_values(
+    values: Mapping[str, object], arguments: list[str] = ()
+) -> ml_collections.ConfigDict:
+    """`load` with flat values in place of a file."""
+    in_file = dict(values)
     on_line = read_overrides(assemble(in_file), list(arguments))
     for name, other in (("total_steps", "total_epochs"), ("total_epochs", "total_steps")):
         if on_line.get(name) and other not in on_line:

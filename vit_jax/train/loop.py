@@ -25,7 +25,7 @@ from vit_jax.evaluate import suite
 from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.experiment import Experiment
+from vit_jax.train.experiment import Experiment, warn_of_epochs
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
@@ -46,6 +46,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
+    warn_of_epochs(experiment)
     states.check_fits(experiment.abstract_state)
     timer = make_timer(experiment)
 

@@ -35,6 +35,16 @@ def open_source(name: str, split: str, data_dir: str = "") -> Source:
     return Subset(listing, splits.select(split, listing.splits, name))
 
 
+def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
+    """Examples of every split of a data set, by all of its names."""
+    must_be_reachable(name, data_dir)
+    listing = catalog.listing(name)
+    if listing is None:
+        parts = tfds_source.builder_of(name, data_dir).info.splits
+        return {split: part.num_examples for split, part in parts.items()}
+    return {split: len(numbers) for split, numbers in listing.splits.items()}
+
+
 def open_training(data) -> Source:
     """What `config.data` trains on: a data set, a stratified part of it, or a mixture."""
     if data.name == "mixture":
