@@ -311,6 +311,8 @@ def work_on_folder(args) -> None:
         recipe = prepare.load_or_make(folder, wish, found)
         config = recipe.config
         metric = config.checkpoint.keep_best
+        if not metric.startswith(f"eval/{HELD_OUT}/"):  # set by the user
+            metric = KEY
         trials = {}
         lr = recipe.lrs[0]
         if len(recipe.lrs) > 1:

@@ -284,11 +284,17 @@ def choose_plan(
     """(the first plan that ends in time, else the shortest; its seconds).
 
     Args:
-      cost_of: f(head only?) -> its measured cost.
+      cost_of: f(head only?) -> its measured cost. That of all of the model is asked for only if it
+        may be low enough.
     """
     for plan in options:
+        is_last = plan is options[-1]
+        if not plan.head_only and not is_last:
+            at_least = seconds(plan, sizes, cost_of(True))
+            if at_least > PATIENT_S:
+                continue
         taken = seconds(plan, sizes, cost_of(plan.head_only))
-        if taken <= PATIENT_S or len(options) == 1:
+        if taken <= PATIENT_S or is_last:
             break
     return plan, taken
 
@@ -306,7 +312,11 @@ def training(plan: Plan, sizes: Sizes) -> list[Choice]:
     else:
         why = "as in the ViT paper: SGD, momentum 0.9, gradients clipped to 1"
         values = {"optim.name": "sgd", "optim.momentum": 0.9, "optim.grad_clip_norm": 1.0}
-    return [Choice("trained", trained(plan), why, values), rates(plan, steps), length(sizes, steps)]
+    return [
+        Choice("trained", trained(plan), why, values),
+        rates(plan, steps),
+        length(plan, sizes, steps),
+    ]
 
 
 def rates(plan: Plan, steps: int) -> Choice:
@@ -319,7 +329,7 @@ def rates(plan: Plan, steps: int) -> Choice:
     return Choice("learning rate", text, why, values)
 
 
-def length(sizes: Sizes, steps: int) -> Choice:
+def length(plan: Plan, sizes: Sizes, steps: int) -> Choice:
     every = max(1, steps // EVALUATIONS)
     metric = "top1" if sizes.held_out >= ENOUGH_FOR_TOP1 else "loss"
     values = {
@@ -332,8 +342,6 @@ def length(sizes: Sizes, steps: int) -> Choice:
         "data.on_corrupt": "skip",
     }
     epochs = steps * sizes.batch / sizes.train
-    why = (
-        f"by the number of images (BiT's rule); ends if held-out {metric} is not better in "
-        f"{PATIENCE * every} steps"
-    )
+    why = "what ends in time" if plan.epochs < EPOCHS else "by the number of images (BiT's rule)"
+    why += f"; ends if the held-out {metric} is not better in {PATIENCE * every} steps"
     return Choice("length", f"{steps:,} steps = {epochs:.0f} epochs", why, values)

@@ -237,7 +237,7 @@ def title(data: facts.Data) -> str:
 
 def memory_row(found: measure.Measured, device: facts.Device, config) -> list[str]:
     parts = config.accum_steps
-    what = "one batch at a time" if parts == 1 else f"{parts} microbatches"
+    what = "no microbatches" if parts == 1 else f"{parts} microbatches"
     free = "" if device.memory is None else f" of {device.memory / 2**30:.1f}"
     return ["memory", what, f"a step takes {found.step_bytes / 2**30:.1f}{free} GiB"]
 
