@@ -19,23 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from etils import epath
-from rich.table import Table
 
 from vit_jax import cli
 from vit_jax import config as configs
-from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import regular
-from vit_jax.cli.terminal import Console
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, loop, metrics, workdir
-from vit_jax.train.recipe import choose, facts, prepare
+from vit_jax.train.recipe import facts, prepare, report, trials
 
 log = logging.getLogger("vit_jax.finetune")
 
 LRS = (0.001, 0.003, 0.01, 0.03)  # arXiv 2010.11929 table 4, of most data sets
-HELD_OUT = "held_out"  # name of the evaluation that decides
-KEY = f"eval/{HELD_OUT}/top1"
 
 
 def learning_rates(text: str) -> list[float]:
@@ -62,54 +57,6 @@ def train_share(held_out: str) -> str:
     return f"{100 - float(match[1]):g}%"
 
 
-def trial_config(config, lr: float, share: str):
-    """The config of a trial run with this learning rate.
-
-    It trains on `share` of the data, and is evaluated at its end on the rest, with the settings of
-    the first evaluation.
-    """
-    classifications = [entry for entry in config.evals.values() if entry.type == "classification"]
-    if not classifications:
-        raise UserError(
-            "config.evals has no classification, which says how images are evaluated: add one"
-        )
-    if config.data.subset or config.data.name == "mixture":
-        raise UserError(
-            "data.subset is needed to hold a part of the data out, so it can't be set, and the "
-            "data can't be a mixture: change one of them"
-        )
-    trial = config.copy_and_resolve_references()
-    with trial.unlocked():
-        trial.optim.lr = lr
-        trial.data.subset = share
-        trial.evals = {HELD_OUT: classifications[0].copy_and_resolve_references()}
-        trial.evals[HELD_OUT].every = 0
-        trial.evals[HELD_OUT].data.update(rest=True, split=config.data.split, name="", data_dir="")
-    return without_checkpoints(trial)
-
-
-def without_checkpoints(trial):
-    """A config whose run is saved only at its end, which is the last step."""
-    with trial.unlocked():
-        trial.checkpoint.every = 0
-        trial.checkpoint.keep_best = ""
-        trial.early_stopping = 0
-    return trial.lock()
-
-
-def short_trial(config, lr: float):
-    """The config of a shorter trial run, of a recipe that holds out a part by itself."""
-    trial = config.copy_and_resolve_references()
-    total = choose.trial_steps(config.total_steps)
-    with trial.unlocked():
-        trial.optim.lr = lr
-        trial.total_steps = total
-        trial.optim.warmup_steps = config.optim.warmup_steps * total // config.total_steps
-        trial.evals = {HELD_OUT: config.evals[HELD_OUT].copy_and_resolve_references()}
-        trial.evals[HELD_OUT].every = 0
-    return without_checkpoints(trial)
-
-
 def run(config, folder: epath.Path) -> dict[str, float]:
     """Trains in `folder`, or continues there; returns the last value of every metric."""
     folder = workdir.make(str(folder))
@@ -130,7 +77,7 @@ def run_trial(config, folder: epath.Path, metric: str) -> float | None:
 
 def matters(key: str) -> bool:
     """Whether another value of this key makes another trial run."""
-    is_held_out = key.startswith(f"evals.{HELD_OUT}.")
+    is_held_out = key.startswith(f"evals.{trials.HELD_OUT}.")
     return key != "optim.lr" and (workdir.is_fixed(key) or is_held_out)
 
 
@@ -145,7 +92,7 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
     """
     try:
         saved = json.loads(regular.read_text(path))
-        trials = dict(saved["tried"])
+        tried = dict(saved["tried"])
         is_same = saved["about"] == about
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
@@ -153,11 +100,11 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
         raise UserError(
             f"--workdir={path.parent} has a fine-tuning with another config: choose another folder"
         )
-    return trials
+    return tried
 
 
 def run_trials(
-    make_config: Callable, folder: epath.Path, lrs: Sequence[float], metric: str = KEY
+    make_config: Callable, folder: epath.Path, lrs: Sequence[float], metric: str = trials.KEY
 ) -> dict[float, float | None]:
     """Results on the held-out part by learning rate; finetune.json has those of before.
 
@@ -168,15 +115,15 @@ def run_trials(
     path = folder / "finetune.json"
     flat = configs.flatten(configs.to_json(make_config(lrs[0])))
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
-    trials = load_trials(path, about)
+    tried = load_trials(path, about)
     for lr in lrs:
-        if f"{lr:g}" in trials:
+        if f"{lr:g}" in tried:
             continue
-        trials[f"{lr:g}"] = run_trial(make_config(lr), folder / f"lr_{lr:g}", metric)
+        tried[f"{lr:g}"] = run_trial(make_config(lr), folder / f"lr_{lr:g}", metric)
         if jax.process_index() == 0:
-            text = json.dumps(dict(about=about, tried=trials), indent=1)
+            text = json.dumps(dict(about=about, tried=tried), indent=1)
             cli.replace_file(path, text + "\n")
-    return {lr: trials[f"{lr:g}"] for lr in lrs}
+    return {lr: tried[f"{lr:g}"] for lr in lrs}
 
 
 def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
@@ -200,53 +147,15 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
     return run(final.lock(), folder)
 
 
-def show(trials: dict, metric: str, final: dict[str, float], lr: float, what: str) -> None:
-    """The table of all runs; `what` the final one was trained on."""
-    table = Table("learning rate", "evaluation", "result", title="fine-tuning")
-    form = "loss {:.4g}" if metric.endswith("/loss") else "top1 {:.2%}"
-    for tried, value in trials.items():
-        result = "not finite" if value is None else form.format(value)
-        table.add_row(f"{tried:g}", "held out, trial run", result)
-    for name, result in results(final):
-        table.add_row(f"{lr:g}, {what}", name, result, style="bold")
-    Console().print(table)
-
-
-def results(final: dict[str, float]) -> list[tuple[str, str]]:
-    """Every evaluation, and its accuracy with the interval that its number of images allows."""
-    rows = []
-    for key, value in final.items():
-        name, metric = key.split("/")[1:] if key.startswith("eval/") else ("", "")
-        if metric == "top1":
-            count = int(final[f"eval/{name}/count"])
-            low, high = choose.interval(value, max(count, 1))
-            text = f"top1 {value:.2%} ({low:.1%} to {high:.1%}, {count:,} images)"
-            rows.append((name, text))
-        elif metric not in ("", "loss", "count"):
-            rows.append((name, f"{metric} {value:.4g}"))
-    return rows
-
-
-def best(trials: dict[float, float | None], metric: str = KEY) -> float:
+def best(tried: dict[float, float | None], metric: str = trials.KEY) -> float:
     """The learning rate with the highest accuracy, or lowest loss; of equals, the lowest."""
-    finite = {lr: result for lr, result in trials.items() if result is not None}
+    finite = {lr: result for lr, result in tried.items() if result is not None}
     if not finite:
         raise NegativeResult(
             "loss or gradients were not finite with any of the learning rates: try lower ones"
         )
     choice = min if metric.endswith("/loss") else max
     return choice(finite, key=finite.get)
-
-
-def delivered(folder: epath.Path) -> dict[str, float]:
-    """Metrics of the checkpoint that a run delivers: the last value of each up to it, and what was
-    evaluated at the end.
-    """
-    last = int(checkpoint.find(folder).name)
-    lines = metrics.read_lines(folder / "metrics.jsonl")
-    found = {key: value for line in lines for key, value in line.items()}
-    early = [line for line in lines if line["step"] <= last]
-    return found | {key: value for line in early for key, value in line.items()}
 
 
 def add_arguments(parser, part: str) -> None:
@@ -293,34 +202,41 @@ def work_by_config(args) -> None:
     if not args.workdir:
         raise UserError("--workdir is missing: say where the runs write, such as --workdir=DIR")
     # A config that does not fit is found before anything starts.
-    trial_config(config, lrs[0], share)
-    with started(args, args.workdir) as folder:
-        trials = run_trials(lambda lr: trial_config(config, lr, share), folder, lrs)
-        lr = best(trials)
+    trials.part_of(config, lrs[0], share)
+    start()
+    with holding(args, args.workdir) as folder:
+        tried = run_trials(lambda lr: trials.part_of(config, lr, share), folder, lrs)
+        lr = best(tried)
         final = run_final(config, folder / "final", lr)
-    report(args, trials, KEY, final, lr, "all of train", folder)
+    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train"))
 
 
 def work_on_folder(args) -> None:
     wish = wish_of(args)
     path = args.workdir or prepare.default_workdir(args.folder)
     prepare.check_outside(path, wish.data_name)
+    start()
     with cli.logging_to(None):  # what does not fit is found before anything is written
         found = None if prepare.is_in(path) else prepare.find(wish)
-    with started(args, path) as folder:
+    with holding(args, path) as folder:
         recipe = prepare.load_or_make(folder, wish, found)
         config = recipe.config
         metric = config.checkpoint.keep_best
-        if not metric.startswith(f"eval/{HELD_OUT}/"):  # set by the user
-            metric = KEY
-        trials = {}
+        if not metric.startswith(f"eval/{trials.HELD_OUT}/"):  # set by the user
+            metric = trials.KEY
+        tried = {}
         lr = recipe.lrs[0]
         if len(recipe.lrs) > 1:
-            trials = run_trials(lambda lr: short_trial(config, lr), folder, recipe.lrs, metric)
-            lr = best(trials, metric)
+
+            def make_trial(lr: float):
+                return trials.shorter(config, lr, recipe.steps)
+
+            tried = run_trials(make_trial, folder, recipe.lrs, metric)
+            lr = best(tried, metric)
         run_final(config, folder / "final", lr)
-        final = delivered(folder / "final")
-    report(args, trials, metric, final, lr, "without what is held out", folder)
+        final = report.delivered(folder / "final")
+    what = "all but the held-out images"
+    end(args, folder, report.Outcome(tried, metric, lr, final, what))
     print(printable(f"Next:      vit_jax predict --init_from={path} IMAGE_OR_FOLDER"))
 
 
@@ -342,11 +258,14 @@ def wish_of(args) -> prepare.Wish:
     )
 
 
-@contextlib.contextmanager
-def started(args, path: str) -> Iterator[epath.Path]:
-    """The workdir, which this job holds; signals stop the job."""
+def start() -> None:
     with goodput.stopwatch.spending("waiting"):
         runtime.start()
+
+
+@contextlib.contextmanager
+def holding(args, path: str) -> Iterator[epath.Path]:
+    """The workdir, which this job holds; signals stop the job."""
     folder = workdir.make(path)
     with (
         preemption.signals.listening(lambda: COMMAND.recovery),
@@ -356,11 +275,11 @@ def started(args, path: str) -> Iterator[epath.Path]:
         yield folder
 
 
-def report(args, trials: dict, metric: str, final: dict, lr: float, what: str, folder) -> None:
+def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
+    """Shows and writes how it went."""
     if jax.process_index() == 0:
-        show(trials, metric, final, lr, what)
-        chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-        cli.write_json(args.json, dict(tried=trials, lr=lr, final=chosen))
+        report.show(outcome)
+        cli.write_json(args.json, report.to_json(outcome))
     print(printable(f"The model: {folder / 'final'}"))
 
 

@@ -92,9 +92,11 @@ def data_set(text: str) -> str:
 
 
 def is_data_set(name: str) -> bool:
+    if name in catalog.CATALOG:
+        return True
     from vit_jax.data.sources import tfds  # takes seconds to import
 
-    return name in catalog.CATALOG or tfds.is_known(name)
+    return tfds.is_known(name)
 
 
 def read_data(config) -> Data:

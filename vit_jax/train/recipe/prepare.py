@@ -35,6 +35,7 @@ NAME = "config.json"
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     config: object
+    steps: int  # of the final run
     lrs: tuple[float, ...]
     rows: list[list[str]]  # what was chosen, and why
 
@@ -93,6 +94,12 @@ class Wish:
             values |= choice.values
         return configs.from_values(values | more, self.overrides)
 
+    def check(self) -> None:
+        """Raises UserError for an override that no recipe could have, before anything is read."""
+        sizes = choose.Sizes(1, 1)
+        choices = [choose.augmentation(sizes), *choose.training(choose.Plan(), sizes)]
+        self.config(choices, **{"evals.test.type": "classification"})
+
     def data(self):
         """`config.data` of everything that the recipe divides into parts."""
         if self.gives("data.subset"):
@@ -118,7 +125,7 @@ class Wish:
 
 def is_in(path: str) -> bool:
     """Whether a workdir has a recipe."""
-    return (epath.Path(path) / NAME).exists()
+    return (epath.Path(path).expanduser() / NAME).exists()
 
 
 def load_or_make(folder: epath.Path, wish: Wish, found: Found | None) -> Recipe:
@@ -137,6 +144,7 @@ def load_or_make(folder: epath.Path, wish: Wish, found: Found | None) -> Recipe:
 def save(folder: epath.Path, recipe: Recipe) -> None:
     record = dict(
         config=configs.to_json(recipe.config),
+        steps=recipe.steps,
         lrs=recipe.lrs,
         rows=recipe.rows,
         versions=versions.versions(),
@@ -154,7 +162,7 @@ def load(folder: epath.Path, wish: Wish) -> Recipe | None:
     try:
         record = json.loads(regular.read_text(path))
         saved = dict(configs.flatten(record["config"]))
-        recipe = Recipe(None, tuple(record["lrs"]), record["rows"])
+        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"])
         before = (saved["data.name"], saved["init_from"])
     except FileNotFoundError:
         return None
@@ -177,6 +185,7 @@ def find(wish: Wish) -> Found:
     Raises:
       UserError: it can't be read, or no classifier can be trained on it.
     """
+    wish.check()
     data = facts.read_data(wish.data())
     choose.check(data)
     part, sizes = choose.hold_out(data, wish.held_out)
@@ -209,7 +218,7 @@ def make(wish: Wish, found: Found) -> Recipe:
     costs = [wish.row(choice, config) for choice in decided]
     costs += [memory_row(cost, device, config), time_row(seconds, cost, sizes)]
     show(costs, f"on {device.count} x {device.kind}")
-    return Recipe(config, plan.lrs, rows + costs)
+    return Recipe(config, sizes.steps(plan.epochs), plan.lrs, rows + costs)
 
 
 def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool], measure.Measured]:
