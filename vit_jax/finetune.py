@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -237,7 +238,7 @@ def work_on_folder(args) -> None:
         final = report.delivered(folder / "final")
     what = "all but the held-out images"
     end(args, folder, report.Outcome(tried, metric, lr, final, what))
-    print(printable(f"Next:      vit_jax predict --init_from={path} IMAGE_OR_FOLDER"))
+    print(printable(f"Next:      vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"))
 
 
 def wish_of(args) -> prepare.Wish:

@@ -1,5 +1,6 @@
 """The rules of `vit_jax finetune FOLDER` as tables: facts -> choices. Nothing is trained."""
 
+import logging
 import types
 
 import numpy as np
@@ -8,6 +9,7 @@ from scipy import stats
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
+from vit_jax.train import experiment
 from vit_jax.train.recipe import choose, facts, prepare
 from vit_jax.train.recipe.choose import Plan, Sizes
 
@@ -224,3 +226,25 @@ def test_every_key_of_a_choice_is_one_of_the_config():
     choices = [*choose.training(Plan(), sizes), *choose.training(Plan(True), sizes)]
     for choice in choices:
         assert all(configs.generic(key) in known for key in choice.values), choice
+
+
+@pytest.mark.parametrize(
+    "changes, warns",
+    [
+        (dict(), True),
+        (dict(total_steps=75), False),  # 300 epochs
+        (dict(init_from=""), False),  # pretraining
+        (dict(data=dict(name="vtab:dmlab", batch_size=512)), False),  # a published protocol
+    ],
+)
+def test_more_than_300_epochs_of_a_fine_tuning_are_a_warning(caplog, changes, warns):
+    settings = dict(init_from="B_16.npz", data=dict(name="folder:photos", batch_size=512))
+    total_steps = changes.pop("total_steps", 2_500)
+    config = configs.defaults()
+    config.update(settings | changes)
+    found = types.SimpleNamespace(
+        config=config, total_steps=total_steps, facts=types.SimpleNamespace(num_examples=128)
+    )
+    logging.getLogger("vit_jax").propagate = True
+    experiment.warn_of_epochs(found)
+    assert ("2,500 steps of 512 images are 10,000 epochs of the 128 images" in caplog.text) == warns

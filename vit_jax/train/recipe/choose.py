@@ -26,7 +26,9 @@ LARGEST_BATCH = 512  # of the rule, and of arXiv 2010.11929 table 4
 SMALLEST_BATCH = 16
 STEPS_PER_EPOCH = 8  # at least, with larger batches
 EVALUATIONS = 20
-PATIENCE = 5  # evaluations
+# In evaluations. With 5, runs ended while the learning rate was still high, and were worse than
+# trial runs of a fifth of their length, whose learning rate had fallen.
+PATIENCE = 10
 
 # --- learning rates ---
 LRS = (0.003, 0.01, 0.03)  # arXiv 2010.11929 table 4, of SGD with batches of 512
@@ -342,6 +344,10 @@ def length(plan: Plan, sizes: Sizes, steps: int) -> Choice:
         "data.on_corrupt": "skip",
     }
     epochs = steps * sizes.batch / sizes.train
-    why = "what ends in time" if plan.epochs < EPOCHS else "by the number of images (BiT's rule)"
+    why = "by the number of images (BiT's rule)"
+    if plan.epochs < EPOCHS:
+        why = "what ends in time"
+    if sizes.given:
+        why = "set on the command line"
     why += f"; ends if the held-out {metric} is not better in {PATIENCE * every} steps"
     return Choice("length", f"{steps:,} steps = {epochs:.0f} epochs", why, values)
