@@ -150,7 +150,7 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     assert record["config"]["image_size"] == 8 and record["lrs"] == [0.003, 0.01, 0.03]
     rows = {what: (chosen, why) for what, chosen, why in record["rows"]}
     assert rows["held out"][0] == "8 of 39 images"
-    assert rows["length"][0] == "16 steps = 8 epochs"
+    assert rows["length"][0] == "16 steps = 8.26 epochs"
     assert rows["length"][1].startswith("set on the command line; ends if the held-out loss")
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
     assert runs == ["final", "lr_0.003", "lr_0.01", "lr_0.03"]

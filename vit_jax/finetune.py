@@ -221,6 +221,7 @@ def work_on_folder(args) -> None:
         found = None if prepare.is_in(path) else prepare.find(wish)
     with holding(args, path) as folder:
         recipe = prepare.load_or_make(folder, wish, found)
+        del found  # every run reads the weights itself
         config = recipe.config
         metric = config.checkpoint.keep_best
         if not metric.startswith(f"eval/{trials.HELD_OUT}/"):  # set by the user

@@ -114,7 +114,7 @@ def check(data: Data) -> None:
             f"{data.name} {data.split} has images of one class only ({name}): a classifier needs "
             "two or more, each in a folder of its own"
         )
-    if len(data.labels) < 2 * len(present) and not data.val and data.counts.max() == 1:
+    if data.counts.max() == 1 and not data.val:
         raise UserError(
             f"{data.name} {data.split} has one image of each class: at least two are needed, one "
             "to train on and one to hold out"
@@ -214,8 +214,9 @@ def augmentation(sizes: Sizes) -> Choice:
     """Random crops and flips; a short run of pretrained weights needs no stronger ones."""
     area = 0.3 if sizes.train <= STEPS[0][0] else 0.05
     values = {"data.crop": "inception", "data.area_min": area, "data.flip": True}
+    values["data.on_corrupt"] = "skip"
     why = "no RandAugment in a short run; --config.data.flip=False if left and right differ"
-    return Choice("augmentation", f"crops of {area:.0%} to 100 %, flips", why, values)
+    return Choice("augmentation", f"crops of {100 * area:.0f} to 100 %, flips", why, values)
 
 
 # --- the model and the device ---
@@ -341,7 +342,6 @@ def length(plan: Plan, sizes: Sizes, steps: int) -> Choice:
         "checkpoint.every": every,
         "checkpoint.keep_last": 1,
         "checkpoint.keep_best": f"eval/held_out/{metric}",
-        "data.on_corrupt": "skip",
     }
     epochs = steps * sizes.batch / sizes.train
     why = "by the number of images (BiT's rule)"
@@ -350,4 +350,4 @@ def length(plan: Plan, sizes: Sizes, steps: int) -> Choice:
     if sizes.given:
         why = "set on the command line"
     why += f"; ends if the held-out {metric} is not better in {PATIENCE * every} steps"
-    return Choice("length", f"{steps:,} steps = {epochs:.0f} epochs", why, values)
+    return Choice("length", f"{steps:,} steps = {epochs:.3g} epochs", why, values)

@@ -239,9 +239,8 @@ def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool],
 
 
 def title(data: facts.Data) -> str:
-    return (
-        f"{len(data.labels):,} images of {len(set(data.labels.tolist())):,} classes in {data.name}"
-    )
+    classes = int((data.counts > 0).sum())
+    return f"{len(data.labels):,} images of {classes:,} classes in {data.name}"
 
 
 def memory_row(found: measure.Measured, device: facts.Device, config) -> list[str]:
@@ -252,12 +251,12 @@ def memory_row(found: measure.Measured, device: facts.Device, config) -> list[st
 
 
 def time_row(seconds: float, found: measure.Measured, sizes: choose.Sizes) -> list[str]:
-    why = f"{found.step_s:.3g} s for a step of {sizes.batch} images, measured"
-    return ["time", f"at most {duration(seconds)}", why]
+    why = f"{found.step_s:.2g} s for a step of {sizes.batch} images; less if it stops early"
+    return ["time", f"about {duration(seconds)}", why]
 
 
 def duration(seconds: float) -> str:
-    """Such as "about 12 minutes"."""
+    """Such as "12 minutes"."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} seconds"
     if seconds < 5400:
