@@ -34,7 +34,8 @@ TOP1 = [0.2, 0.1, 0.5, 0.5, 0.4, 0.9]
         ("eval/val/top1", [0.2, 0.1, 0.5, 0.5, 0.4, 0.9], 10),  # as good is not better
         ("eval/val/loss", [0.5, 0.4, 0.6, 0.5, 0.1], 8),
         ("eval/val/top1", [0.1, 0.2, 0.3, 0.4], None),
-        ("eval/val/loss", [math.nan, math.nan], 4),  # not better than none
+        ("eval/val/loss", [math.nan, math.nan, math.nan], None),
+        ("eval/val/loss", [math.nan, 0.5, math.nan, math.nan], 8),
     ],
 )
 def test_it_counts_the_checkpoints_since_the_best(metric, scores, ends):
@@ -90,10 +91,10 @@ def test_the_run_ends_and_delivers_the_best(tiny, tmp_path, scores):
     before = (tmp_path / "run/metrics.jsonl").read_text()
     assert run(tiny, tmp_path / "run") == 0, "it is done: a second start does nothing"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
-    scores[:] = [0.9]
-    assert run(tiny, tmp_path / "run", "--config.early_stopping=3") == 0
-    assert metric_lines(tmp_path / "run")[-1]["step"] == 12, "more patience: it goes on"
-    assert checkpoint.find(tmp_path / "run").name == "12"
+    scores[:] = [0.1]  # a branch goes on, and counts afresh
+    branch = f"--config.branch_from={tmp_path / 'run/checkpoints/10'}"
+    assert run(tiny, tmp_path / "branch", branch) == 0
+    assert [line["step"] for line in metric_lines(tmp_path / "branch")] == [11, 12]
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ RUN = dict(
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
-                       "which the run ends; 0: off", resume=True, vtab=False),
+                       "which the run ends; 0: off", vtab=False),
     max_skipped=key(10, "updates skipped in a row, because loss or gradients are not finite, that "
                     "end the run", within=COUNT, resume=True),
 )

@@ -43,12 +43,10 @@ class EarlyStopping:
         """Whether this evaluation measures what ranks checkpoints."""
         return self.best.metric.startswith(f"eval/{name}/")
 
-    def best_step(self, number: int) -> int:
-        """The best checkpoint up to this update; 0 if there is none."""
-        return self.best.step_until(number) or 0
-
     def since_best(self, number: int) -> int:
-        return (number - self.best_step(number)) // self.every
+        """Checkpoints after the best one; 0 if none has the metric, as at the start of a branch."""
+        best = self.best.step_until(number)
+        return 0 if best is None else (number - best) // self.every
 
     def decide(self, number: int) -> None:
         """Sets `over`, on all processes as on process 0."""
@@ -63,7 +61,7 @@ class EarlyStopping:
             log.info(
                 "early stopping: %s was best at step %d and not better in the %d checkpoints "
                 "since: the run ends at step %d of %d",
-                *(self.best.metric, self.best_step(number), self.since_best(number)),
+                *(self.best.metric, self.best.step_until(number), self.since_best(number)),
                 *(number, self.total_steps),
             )
 
