@@ -2,7 +2,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := demo
 
-.PHONY: demo test plans faults slurm
+.PHONY: demo test plans faults slurm reference
 
 demo: .venv/installed
 	.venv/bin/python -m vit_jax.demo
@@ -24,6 +24,18 @@ slurm: .venv/installed
 plans: .venv/installed
 	.venv/bin/python -m pip install --quiet --editable '.[dev,plan]'
 	.venv/bin/python -m vit_jax.plan.pods_page --out=docs/pods.md
+
+# The modules that users and other projects call.
+REFERENCE = vit_jax vit_jax.errors \
+	vit_jax.models.create vit_jax.models.classifier vit_jax.models.vit vit_jax.models.mixer \
+	vit_jax.models.bit vit_jax.models.preparation \
+	vit_jax.weights.pretrained vit_jax.weights.load vit_jax.weights.adapt \
+	vit_jax.data.image_ops vit_jax.evaluate.predictions vit_jax.evaluate.fewshot \
+	vit_jax.train.schedules vit_jax.train.optim
+
+# Pages from docstrings; a warning is an error. TensorFlow starts a program when it is imported.
+reference: .venv/installed
+	PDOC_ALLOW_EXEC=1 .venv/bin/python -W error -m pdoc --docformat=google --output-directory=build/reference $(REFERENCE)
 
 # Without --no-compile, pip spends half of its time on modules that are never imported.
 .venv/installed: setup.py pyproject.toml

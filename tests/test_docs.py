@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from vit_jax import config as configs
 from vit_jax import convert, demo, finetune, predict
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
@@ -211,6 +212,15 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_the_settings_for_people_from_elsewhere_are_keys():
+    page = (ROOT / "docs/coming_from.md").read_text().split("## Settings")[1].split("## Files")[0]
+    names = re.findall(r"`([a-z_.0-9]+)", "\n".join(re.findall(r"^\| ([^|]*)", page, re.MULTILINE)))
+    values = {"tok", "gap", "map", "adam"}
+    groups = {key.split(".")[0] for key in configs.KEYS}
+    assert len(names) > 40
+    assert not [name for name in names if not configs.find(name) and name not in values | groups]
 
 
 def test_links_in_the_documents_lead_somewhere():

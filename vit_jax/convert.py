@@ -19,6 +19,7 @@ from PIL import Image
 from vit_jax import cli, errors
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import objects
+from vit_jax.config import is_own
 from vit_jax.errors import NegativeResult, UserError, printable
 from vit_jax.models import classifier, create, preparation
 from vit_jax.models.classifier import Classifier
@@ -69,6 +70,8 @@ def obstacles(weights: pretrained.Weights, model, target: str) -> list[str]:
     """Features of a model that the format can't represent."""
     if target == "ours":
         return []
+    if is_own(model.architecture):
+        return [f"the model {model.architecture} of your own"]
     return (ARCHIVES | FOLDERS)[target].obstacles(weights, model)
 
 

@@ -42,6 +42,7 @@ class Preempted(Exception):
 # Those that stop a command, and what users call them.
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 SHOW_CURSOR = "\x1b[?25h"
+terminal = 2  # file descriptor of stderr; another one while that is held back
 
 
 def is_ignored(number: int) -> bool:
@@ -83,9 +84,9 @@ def handling(numbers: Iterable[int], handler: Callable) -> Iterator[None]:
 
 def say(line: str) -> None:
     """Writes a line to stderr, also while another one is being written."""
-    shown = SHOW_CURSOR if os.isatty(2) else ""  # a progress bar may have hidden it
+    shown = SHOW_CURSOR if os.isatty(terminal) else ""  # a progress bar may have hidden it
     with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, f"{shown}{line}\n".encode(errors="backslashreplace"))
+        os.write(terminal, f"{shown}{line}\n".encode(errors="backslashreplace"))
 
 
 STORAGE_ERRORS = {

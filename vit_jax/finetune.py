@@ -26,7 +26,8 @@ from vit_jax import config as configs
 from vit_jax.cli import regular
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
-from vit_jax.train import goodput, loop, metrics, workdir
+from vit_jax.train import goodput, workdir
+from vit_jax.train.fit import run
 from vit_jax.train.recipe import facts, prepare, report, trials
 
 log = logging.getLogger("vit_jax.finetune")
@@ -56,15 +57,6 @@ def train_share(held_out: str) -> str:
             f"--held_out={held_out} must be above 0% and below 100%, such as 10%: correct it"
         )
     return f"{100 - float(match[1]):g}%"
-
-
-def run(config, folder: epath.Path) -> dict[str, float]:
-    """Trains in `folder`, or continues there; returns the last value of every metric."""
-    folder = workdir.make(str(folder))
-    with cli.logging_to(folder, config.flush_every_s) as files:
-        loop.train(config, folder, files)
-        lines = metrics.read_lines(files.path("metrics.jsonl"))
-    return {key: value for line in lines for key, value in line.items()}
 
 
 def run_trial(config, folder: epath.Path, metric: str) -> float | None:

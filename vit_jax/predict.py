@@ -10,16 +10,15 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
 
 from vit_jax import cli
 from vit_jax import config as configs
-from vit_jax.distributed import mesh as meshes
-from vit_jax.distributed import runtime, sharding
+from vit_jax.distributed import runtime
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
+from vit_jax.evaluate import predictions
 from vit_jax.models import preparation
 from vit_jax.weights import load as pretrained
 
@@ -27,24 +26,6 @@ log = logging.getLogger("vit_jax.predict")
 
 PER_DEVICE = 32  # images per batch and device
 KINDS = (".csv", ".npz")
-
-
-def make_step(model, top_k: int, is_multi_label: bool):
-    """f(params, image uint8 [batch, H, W, 3]) -> (features [batch, embed], class [batch, k],
-    probability [batch, k]); the features alone if `top_k` is 0.
-    """
-    probabilities = jax.nn.sigmoid if is_multi_label else jax.nn.softmax
-
-    def step(params, image):
-        image = model.normalize(image)
-        features = pretrained.features(model, params, image).astype(jnp.float32)
-        if not top_k:
-            return (features,)
-        logits = model.apply({"params": params}, image).astype(jnp.float32)
-        probability, label = jax.lax.top_k(probabilities(logits), top_k)
-        return features, label, probability
-
-    return jax.jit(step)
 
 
 def batches_of(model, listing, rows: int) -> Iterator[dict]:
@@ -74,52 +55,26 @@ def predict(
     """
     from vit_jax.data.sources import file_list
 
-    model, params = pretrained.build(weights, image_size=image_size)
-    if top_k and not model.num_classes:
-        raise UserError(f"{weights.path} has no head and so no classes: use --top_k=0 for features")
+    loaded = pretrained.build(weights, image_size=image_size)
+    if top_k:
+        predictions.check_has_head(loaded, "--top_k=0")
     files, listing = file_list.load(paths)
-    mesh = meshes.make_mesh(dict(replica=1, data=-1, fsdp=1, tensor=1))
-    rows = PER_DEVICE * mesh.size
-    is_multi_label = weights.loss in ("sigmoid_xent", "multilabel_xent")
-    step = make_step(model, min(top_k, model.num_classes), is_multi_label)
+    predictor = predictions.Predictor(loaded, min(top_k, loaded.model.num_classes))
+    rows = predictor.rows(PER_DEVICE * jax.device_count())
     outputs = []
     ids = []
-    with jax.set_mesh(mesh):
-        params = jax.device_put(params, sharding.replicated(mesh))
-        for batch in batches_of(model, listing, rows):
-            image = jax.device_put(batch["image"], sharding.batch_sharding(mesh))
-            readable = batch["mask"] > 0
-            output = jax.device_get(step(params, image))
-            outputs.append([np.asarray(array)[readable] for array in output])
-            ids.append(batch["id"][readable])
+    for batch, output in predictor(batches_of(loaded.model, listing, rows)):
+        outputs.append(output)
+        ids.append(batch["id"][batch["mask"] > 0])
     columns = [np.concatenate(column) for column in zip(*outputs, strict=True)]
     ids = np.concatenate(ids)
     unreadable = sorted(set(range(len(files))) - set(ids.tolist()))
-    check_finite(weights, columns, [files[i] for i in ids])
+    predictions.check_finite(loaded.path, columns, [files[i] for i in ids])
     return dict(zip(("features", "label", "probability"), columns, strict=False)) | dict(
         path=[files[i] for i in ids],
         unreadable=[files[i] for i in unreadable],
-        names=class_names(weights, model.num_classes),
+        names=loaded.class_names,
     )
-
-
-def class_names(weights: pretrained.Weights, count: int) -> list[str]:
-    """Those of the weights; a class without a name is called by its number."""
-    known = list(weights.class_names)[:count]
-    return known + [f"class {i}" for i in range(len(known), count)]
-
-
-def check_finite(weights: pretrained.Weights, columns: list[np.ndarray], paths: list[str]) -> None:
-    """Raises NegativeResult if features or probabilities are not finite; `columns`: arrays with a
-    row for each path.
-    """
-    finite = np.all([np.isfinite(x.reshape(len(x), -1)).all(1) for x in columns], axis=0)
-    if not finite.all():
-        raise NegativeResult(
-            f"{weights.path} gives results that are not finite for {np.sum(~finite)} of "
-            f"{len(paths)} images, such as {paths[int(np.argmin(finite))]}: these weights are "
-            "damaged, or overflow: choose others"
-        )
 
 
 def cell(text: str) -> str:

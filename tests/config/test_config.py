@@ -11,7 +11,9 @@ import pytest
 from conftest import ROOT, TINY
 
 from vit_jax import config as configs
+from vit_jax.config import meanings
 from vit_jax.errors import UserError
+from vit_jax.models import variants
 from vit_jax.train import workdir
 
 
@@ -46,6 +48,17 @@ def test_the_length_given_on_the_command_line_replaces_that_of_the_file(tiny):
 BAD_ARGUMENTS = {
     "--config.foo=1": "config key foo is unknown on the command line: known are accum_steps, branch_from, ch",
     "--config.data.batchsize=1": "did you mean data.batch_size",
+    "--config.batch_size=1": "did you mean data.batch_size",
+    "--config.learning_rate=1": "did you mean optim.lr",
+    "--config.optim.weight_decay=1": "did you mean optim.wd",
+    "--config.num_epochs=1": "did you mean total_epochs",
+    "--config.model.name=x": "did you mean model.variant",
+    "--config.optim.name=adamw": "here it is adam, whose optim.wd is decoupled, as in AdamW",
+    "--config.model.pool=avg": "here it is gap",
+    "--lr=0.1": "argument --lr is unknown on the command line: write --config.optim.lr=VALUE",
+    "--batch-size=8": "write --config.data.batch_size=VALUE",
+    "--pretrained=x": "write --init_from=VALUE",
+    "--foo": "argument --foo is unknown on the command line: write --config.KEY=VALUE",
     "--config.data.batch_size=1.5": "data.batch_size=1.5",
     "--config.model.scan=maybe": "model.scan=maybe",
     "--config.optim.lr=fast": "optim.lr=fast",
@@ -93,6 +106,29 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_end_in_one_clear_line(argument, tiny):
     with pytest.raises(UserError, match=BAD_ARGUMENTS[argument]):
         configs.load(tiny, [argument])
+
+
+def test_what_others_call_a_key_is_not_a_key_itself():
+    keys = [key for key in meanings.NAMES if not key.startswith("--")]
+    assert all(configs.find(key.replace("NAME", "val")) for key in keys)
+    words = {key.rpartition(".")[2] for key in configs.KEYS}
+    assert words & meanings.KEYS_MEANT.keys() == {"steps", "num_steps"}  # of spikes, profile
+    for key, values in meanings.VALUES.items():
+        assert not values.keys() & set(configs.KEYS[key].choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    {
+        "vit_base_patch16_224.augreg_in21k": "B/16 with image_size=224",
+        "google/vit-large-patch32-384": "L/32 with image_size=384",
+        "vit_b_16": "B/16",
+        "ViT-g/14": "g/14",
+        "resnet50": "",
+    }.items(),
+)
+def test_models_by_the_names_of_others(name, variant):
+    assert variants.meant(name) == (f"; here it is {variant}" if variant else "")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_others_write_a_log_of_their_own_and_only_warnings_to_stderr(tmp_pat
 def write_lines(folder) -> None:
     lines = [
         {"step": 10, "eval/val/top1": 0.5, "eval/val/loss": 1.0},
-        {"step": 20, "eval/val/top1": 0.75, "train/loss": 1.0},
+        {"step": 20, "eval/val/top1": 0.75, "train/loss": 1.0, "eval/probe/fewshot_5": 0.25},
         {"step": 30, "eval/val/top1": 0.625},
         {"step": 40, "train/loss": 0.5},
     ]
@@ -132,6 +132,7 @@ def test_the_summary_is_lines_where_there_is_no_terminal(tmp_path, capsys):
         "device memory peak 11.50 GiB",
         "evaluation 1:01",
         "checkpoints 0:03",
+        "eval/probe fewshot_5 0.2500 at step 20, best 0.2500 at step 20",
         "eval/val top1 0.6250 at step 30, best 0.7500 at step 20",
     ]
 

@@ -678,6 +678,10 @@ def test_without_config_json_that_of_the_checkpoint_counts(done, tmp_path, capsy
     assert run(tiny, tmp_path / "run", "--config.optim.lr=0.5", "--config.seed=7") == 2
     text = last_error(capsys)
     assert "has a run of another config (optim.lr: 0.001 -> 0.5; seed: 0 -> 7)" in text
+    assert "branch_from" not in text
+    assert run(tiny, tmp_path / "run", "--config.total_steps=20") == 2
+    branch = f"--config.branch_from={tmp_path}/run/checkpoints/12"
+    assert f"to train longer, add {branch} to the other --workdir" in last_error(capsys)
     assert run(tiny, tmp_path / "run") == 0
     assert (tmp_path / "run/config.json").exists()
 

@@ -366,6 +366,13 @@ def test_a_task_that_fails_ends_no_other(small, tmp_path, capsys):
     assert "1 of 3 tasks have no result, the first is resisc45" in last
 
 
+def test_a_suite_without_any_data_stops_at_once(small, tmp_path, capsys):
+    weights = f"--config.init_from={tmp_path}/are_not_read.npz"
+    assert run(small, tmp_path, "--tasks=resisc45", weights) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "the data of none of the 1 tasks are there, such as resisc45" in last
+
+
 @pytest.fixture
 def with_damaged_image(tmp_path):
     """A folder with dtd, where every 97th training record is not an image."""

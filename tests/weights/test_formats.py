@@ -113,6 +113,32 @@ def test_folders_give_the_logits_of_their_library(name):
     assert model.image_size == image.shape[1:3] and model.distilled == ("deit" in name)
 
 
+def without_positions(name: str):
+    """A change of a golden file: no position embedding, as in a file that is not whole."""
+    return lambda flat: {key: value for key, value in flat.items() if not key.endswith(name)}
+
+
+def test_a_published_file_without_positions_is_an_error(tmp_path):
+    path = golden_file(tmp_path, "vit_token_rep", change=without_positions("pos_embedding"))
+    problem = rf"has no {POSEMB}, .*give posemb=sincos2d \(--config\.model\.posemb=sincos2d in"
+    with pytest.raises(UserError, match=problem):
+        vit_jax.from_pretrained(path)
+    with pytest.raises(UserError, match=f"lack {POSEMB}"):
+        vit_jax.from_pretrained(path, posemb="learn")
+    model, params = vit_jax.from_pretrained(path, posemb="learn", allow=POSEMB)
+    assert model.posemb == "learn" and POSEMB in scan_layout.flatten(params)
+    for kind in ("sincos2d", "none"):
+        model, params = vit_jax.from_pretrained(path, posemb=kind)
+        assert model.posemb == kind and POSEMB not in scan_layout.flatten(params)
+        assert pretrained.read(path, posemb=kind).fields["posemb"] == kind
+
+
+def test_a_big_vision_file_without_positions_has_fixed_ones(tmp_path):
+    for change in (prefixed, lambda flat: prefixed(flat, "opt/target/"), bare):
+        path = golden_file(tmp_path, "bv_gap_sincos2d_rep", change=lambda f, c=change: c(bare(f)))
+        assert vit_jax.from_pretrained(path)[0].posemb == "sincos2d"
+
+
 def combined(place: str):
     """The class token's position as a row of the embedding at `place`, as until 2022."""
 

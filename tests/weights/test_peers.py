@@ -20,6 +20,7 @@ from vit_jax import convert
 from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.weights import load as pretrained
+from vit_jax.weights import published, timm_tags
 from vit_jax.weights.adapt import abstract_params
 from vit_jax.weights.formats import safetensors_folder
 from vit_jax.weights.formats import timm as timm_format
@@ -107,6 +108,25 @@ def assert_reads(path, images, expected, record, **settings):
     model, params = pretrained.from_pretrained(path, **settings)
     assert_same(logits_of(model, params, images), expected, record)
     return model
+
+
+def test_names_without_a_tag_are_those_that_timm_takes(timm):
+    for model, tag in timm_tags.TAGS.items():
+        cfg = timm.get_pretrained_cfg(model)
+        assert (cfg.tag, cfg.hf_hub_id) == (tag, f"timm/{model}.{tag}")
+
+
+def test_files_of_augreg_at_224_are_those_that_timm_copied(timm):
+    names = dict(Ti="tiny", S="small", B="base", L="large")
+    count = 0
+    for name in published.AUGREG:
+        match = re.fullmatch(r"(\w+)_(16|32)-224", name)
+        if match and match[1] in names:
+            model = f"vit_{names[match[1]]}_patch{match[2]}_224.augreg_in21k_ft_in1k"
+            path = published.address(published.PATHS[f"augreg/{name}"])
+            assert timm.get_pretrained_cfg(model).url == path
+            count += 1
+    assert count == 6
 
 
 # timm -> ours

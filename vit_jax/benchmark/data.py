@@ -315,7 +315,7 @@ def run(config, args):
     store = None
     if args.alone and args.latency_ms:
         store = simulated_store.simulate(args.latency_ms / 1e3, args.connections)
-    source = sources.open_training(config.data)
+    source = sources.open_training(config.data, config.user)
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if store:

@@ -19,18 +19,20 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from etils import epath
 
 from vit_jax import config as configs
 from vit_jax import errors
-from vit_jax.cli import objects
+from vit_jax.cli import objects, quiet
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
-from vit_jax.errors import NegativeResult, Preempted, UserError, one_line, printable
+from vit_jax.cli.log import silent
+from vit_jax.errors import NegativeResult, Preempted, Unavailable, UserError, one_line, printable
 
-WEIGHTS = "a name, file, folder or workdir; local, gs:// or https://: see docs/weights.md"
+WEIGHTS = "file, folder, workdir or address, or a name such as augreg/B_16-384 or hf:ORG/NAME"
 CLEAN_UP_S = 3
+TALKATIVE = ("absl", "asyncio")  # print what is raised to us a second time
 
 # --- from arguments to an exit code ---
 
@@ -97,10 +99,11 @@ def run(work: Callable[[], None], debug: bool, recovery: str = "run the same com
       recovery: what is true, and what to do, after an interruption or on a full disk.
     """
     objects.limit_retries()
+    quiet.begin()
     interrupt = Interrupt(recovery)
-    if not debug:  # these libraries would print what is raised to us a second time
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    if not debug:
+        for name in TALKATIVE:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         check_encoding()
         work()
@@ -141,6 +144,24 @@ def ending_of(error: BaseException, recovery: str) -> tuple[str, int] | None:
         do = "choose a smaller model, image or batch, or a larger machine"
         return f"{problem}: {do}; {recovery}", NegativeResult.exit_code
     return None
+
+
+KINDS = {kind.exit_code: kind for kind in (UserError, NegativeResult, Unavailable)}
+
+
+@contextlib.contextmanager
+def raising_user_errors(recovery: str) -> Iterator[None]:
+    """For callers in Python: what `run` reports in one line is raised as a UserError with it."""
+    objects.limit_retries()
+    try:
+        check_encoding()
+        with silent(*TALKATIVE):
+            yield
+    except Exception as error:
+        line, code = ending_of(error, recovery) or ("", 0)
+        if isinstance(error, UserError) or code not in KINDS:
+            raise
+        raise KINDS[code](line) from error
 
 
 def nobody_reads() -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -89,6 +90,20 @@ def logging_to(workdir: epath.Path | None, every_s: float = spool.EVERY_S):
             raise
         finally:
             root.handlers[:] = root.handlers[:1]
+
+
+@contextlib.contextmanager
+def silent(*libraries: str) -> Iterator[None]:
+    """Drops what these libraries log, but for what is critical."""
+    loggers = [logging.getLogger(name) for name in libraries]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def log_name(process: int) -> str:

@@ -15,12 +15,14 @@ from vit_jax.config.defaults import (
     shapes_state,
     vtab_defaults,
 )
+from vit_jax.config.key import is_own
 from vit_jax.config.load import (
     check_key,
     check_value,
     from_values,
     import_file,
     load,
+    load_in_python,
     to_json,
 )
 
@@ -37,8 +39,10 @@ __all__ = [
     "from_values",
     "generic",
     "import_file",
+    "is_own",
     "known_keys",
     "load",
+    "load_in_python",
     "may_change",
     "may_differ_by_host",
     "shapes_state",

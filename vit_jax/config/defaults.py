@@ -5,7 +5,7 @@ counts, and what depends on it (the fields of `Key`). All else about keys is der
 
 Numbers without a range are from 0 to 2^31 - 1. A key with `resume=True` may have another value when
 a run is continued; one without may not. `state`: shapes the state; `per_host`: may differ between
-hosts; `train_only`, `like_weights`, `of_weights`, `vtab`: see `Key`.
+hosts; `train_only`, `like_weights`, `of_weights`, `vtab`, `own`: see `Key`.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
-from vit_jax.config.key import LARGEST, Key, together
+from vit_jax.config.key import LARGEST, FreeKey, Key, together
 
 key = Key  # in lower case, as it is written for every key below
 DTYPES = ("float32", "bfloat16")
@@ -57,7 +57,8 @@ RUN = dict(
                      "total_steps", vtab=False),
     image_size=key(224, "side in pixels, at training and evaluation; 0 in evaluate: that of the "
                    "weights", within=(0, 65_536), state=True),
-    init_from=key("", "start from these weights: anything that `vit_jax.from_pretrained` reads"),
+    init_from=key("", "start from these weights: anything that `vit_jax.from_pretrained` reads, by "
+                      "path, address or name"),
     branch_from=key("", "WORKDIR/checkpoints/STEP of another run: continue from its weights, "
                     "optimizer and step, perhaps with another schedule", vtab=False),
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
@@ -66,7 +67,8 @@ RUN = dict(
     loss=key("softmax_xent", "classification loss", {
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",
-        "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"}),
+        "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"},
+        own=("logits", "label")),
     mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off"),
     cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
@@ -80,7 +82,8 @@ RUN = dict(
 )
 
 OF_WEIGHTS = together(of_weights=True, keys=dict(
-    variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16"),
+    variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16",
+                own=("num_classes", "image_size")),
     width=key(0, "embedding width; 0: the variant's", within=WIDTH),
     depth=key(0, "encoder blocks; 0: the variant's", within=DEPTH),
     mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
@@ -139,7 +142,8 @@ MODEL = together(state=True, keys=MODEL) | dict(
 )
 
 DATA = dict(
-    name=key("digits", "digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name"),
+    name=key("digits", "digits | folder:PATH | tars:PATH | csv:PATH | mixture | a TFDS name",
+             own=("split", "data_dir")),
     data_dir=key("", "where TFDS data are; '': the default of TFDS", resume=True, per_host=True),
     split=key("train", "a split, or a slice of one such as train[:99%]", vtab=False),
     mixture=key((), "(NAME@SPLIT, weight) pairs", pairs=(str, float), within=(1e-9, 1e9),
@@ -172,6 +176,8 @@ DATA = dict(
     color_jitter=key(0.3, "largest relative change of brightness, contrast and saturation",
                      within=SHARE, only_if={"data.three_augment": (True,)}),
     erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE),
+    augment=key((), "augmentations of your own, MODULE:FUNCTION, in this order",
+                own=("image", "label", "key")),
     on_corrupt=key("error", "for an image that can't be decoded", {
         "error": "end the run", "skip": "count and list it"}, resume=True),
     threads=key(0, "host threads that read and decode; 0: one per core", within=(0, 1024),
@@ -182,7 +188,8 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True),
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True,
+             own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "
                  "parameter scales its learning rate", pairs=(str, float), within=POSITIVE),
@@ -191,7 +198,7 @@ OPTIM = dict(
     frozen=key("", "a pattern: parameters that match do not change or decay, and have no optimizer "
                "state; '': none", state=True),
     schedule=key("cosine", "of the learning rate", (
-        "cosine", "linear", "polynomial", "rsqrt", "stair", "constant")),
+        "cosine", "linear", "polynomial", "rsqrt", "stair", "constant"), own=("total_steps",)),
     warmup_steps=key(0, "from 0 to lr"),
     cooldown_steps=key(0, "to 0 at the end"),
     end_lr=key(0.0, "where it ends", only_if={"optim.schedule": ("linear", "polynomial")}),
@@ -260,7 +267,9 @@ EVAL = together(resume=True, keys=dict(
     type=key("classification", "what is measured; all but the first learn from frozen features of "
              "data.train_split", {
         "classification": "top1, loss, count", "fewshot": "ridge regression",
-        "knn": "nearest neighbours", "linear_probe": "logistic regression"}, vtab=False),
+        "knn": "nearest neighbours", "linear_probe": "logistic regression"}, vtab=False,
+        own=("logits", "features", "label", "train_features", "train_label", "num_classes",
+             "settings", "model", "params", "batches")),
     every=key(0, "steps between evaluations; 0: only at the end", vtab=False),
     among=key("all", "the classes to choose between", {
         "all": "", "present": "those that occur in the data"}, only_if=CLASSIFICATION, vtab=False),
@@ -272,7 +281,7 @@ EVAL = together(resume=True, keys=dict(
     temperature=key(0.07, "a vote weighs exp(cosine similarity / temperature)", within=(1e-3, 1e3),
                     only_if=KNN),
     data=dict(
-        name=key("", "'': data.name", vtab=False),
+        name=key("", "'': data.name", vtab=False, own=("split", "data_dir")),
         data_dir=key("", "'': data.data_dir", per_host=True, vtab=False),
         split=key("test", "split or slice", vtab=False),
         rest=key(False, "instead of a split: what data.subset leaves out of the training data",
@@ -305,6 +314,9 @@ VTAB = dict(
 )
 # fmt: on
 
+# Every key below `config.user`.
+USER = FreeKey(None, "for parts of the user's own")
+
 ALWAYS = RUN | dict(
     model=MODEL,
     data=DATA,
@@ -325,8 +337,8 @@ def values(keys: Mapping) -> dict:
 
 
 def defaults() -> ml_collections.ConfigDict:
-    """The whole configuration, without evaluations and without VTAB's settings."""
-    return ml_collections.ConfigDict(values(ALWAYS) | dict(evals={}, vtab={}))
+    """The whole configuration, without evaluations, VTAB's settings and keys of the user's own."""
+    return ml_collections.ConfigDict(values(ALWAYS) | dict(evals={}, vtab={}, user={}))
 
 
 def eval_defaults() -> dict:
@@ -366,6 +378,8 @@ KEYS: dict[str, Key] = (
 
 def find(name: str) -> Key | None:
     """The declaration of a key, by its name in a config; None if there is no such key."""
+    if name.startswith("user."):
+        return USER
     return KEYS.get(generic(name))
 
 

@@ -1,9 +1,19 @@
 """What is known of one key of a config, in one declaration; `defaults.py` declares all of them."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 LARGEST = 2**31 - 1
+OWN = re.compile(r"([^\W\d]\w*)(\.[^\W\d]\w*)*:[^\W\d]\w*")
+# What stands before the colon in names of data sets: folder:PATH, and TFDS's huggingface:NAME.
+NO_MODULES = ("folder", "tars", "csv", "vtab", "huggingface")
+
+
+def is_own(value) -> bool:
+    """Whether a value is MODULE:ATTRIBUTE, the name of a part of the user's own."""
+    match = OWN.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and match[1] not in NO_MODULES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +38,9 @@ class Key:
     # None with init_from if it is not set: the run has what the model of the weights has.
     of_weights: bool = False
     vtab: bool = True  # has an effect in `vit_jax.vtab`
+    # If a part of the user's own may stand here, MODULE:ATTRIBUTE: what it may ask for besides
+    # `config`; see own_parts.py.
+    own: tuple[str, ...] = ()
 
     def check(self, value):
         """Returns `value` in the type of the default.
@@ -43,9 +56,12 @@ class Key:
             return self.check_pairs(value)
         if self.items:
             return tuple(self.check_item(item) for item in value)
-        if self.choices and value not in self.choices:
+        if self.own and type(value) is tuple:
+            return self.check_own(value)
+        if self.choices and value not in self.choices and not (self.own and is_own(value)):
             known = ", ".join(map(str, self.choices))
-            raise ValueError(f"={value!r} is not one of {known}")
+            more = ", or MODULE:FUNCTION of your own" if self.own else ""
+            raise ValueError(f"={value!r} is not one of {known}{more}")
         if type(value) in (int, float) and not self.is_within(value):
             low, high = self.within
             raise ValueError(f"={value} is outside {low} to {high}")
@@ -62,6 +78,12 @@ class Key:
             raise ValueError(f" has {item!r}, not a number ({kind}) from {low} to {high}")
         return self.items(item)
 
+    def check_own(self, names: tuple) -> tuple:
+        for name in names:
+            if not is_own(name):
+                raise ValueError(f" has {name!r}, which is not MODULE:FUNCTION")
+        return names
+
     def check_pairs(self, pairs) -> tuple:
         """The pairs as a tuple of tuples."""
         first, second = self.pairs
@@ -73,6 +95,18 @@ class Key:
                 low, high = self.within
                 raise ValueError(f" has a number {pair[1]!r}, not one from {low} to {high}")
         return tuple((left, second(right)) for left, right in pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeKey(Key):
+    """A key of the user's own: any value that JSON can hold."""
+
+    def check(self, value):
+        if isinstance(value, list | tuple):
+            return tuple(map(self.check, value))
+        if value is not None and type(value) not in (bool, int, float, str):
+            raise ValueError(f" has a {type(value).__name__}, which JSON can't hold")
+        return value
 
 
 def together(keys: Mapping, **facts) -> dict:

@@ -11,7 +11,7 @@ The path of an image, file by file:
 
 import os
 
-# Without this, TensorFlow logs much more than errors. A line about oneDNN remains at its import:
-# TF_ENABLE_ONEDNN_OPTS=0 would remove it, but also oneDNN's allocator, without which the pipeline
-# takes 7 % more core time.
+# Without this, TensorFlow logs much more than errors. A line about oneDNN remains at its import,
+# which cli/quiet.py holds back: TF_ENABLE_ONEDNN_OPTS=0 would remove it, but also oneDNN's
+# allocator, without which the pipeline takes 7 % more core time.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

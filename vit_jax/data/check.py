@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 from rich.table import Table
 
 from vit_jax.cli.terminal import Console
+from vit_jax.config import is_own
 from vit_jax.data import pipeline
 from vit_jax.data.sources import catalog, index_cache, source, vtab_tasks
 from vit_jax.data.sources import open as sources
@@ -29,7 +30,11 @@ LONGEST_NAME = 200  # bytes of the file name of a contact sheet; file systems al
 
 
 def overview(name: str, data_dir: str) -> dict:
-    """The location of a data set, its version, and the sizes of its splits."""
+    """The location of a data set, its version, and the sizes of its splits; nothing is known of one
+    of the user's own.
+    """
+    if is_own(name):
+        return {}
     listing = catalog.listing(name)
     if listing is not None:
         where = name.partition(":")[2] or "scikit-learn"
@@ -177,20 +182,20 @@ def open_for(report: dict, data_dir: str, open_it) -> source.Source:
     return opened
 
 
-def check_part(name: str, split: str, data_dir: str) -> dict:
+def check_part(name: str, split: str, data_dir: str, user) -> dict:
     """The report on one part of a mixture, without images: those of the mixture are checked."""
     report = new_report("train", name, split)
     with errors_in(report):
-        open_for(report, data_dir, lambda: sources.open_source(name, split, data_dir))
+        open_for(report, data_dir, lambda: sources.open_source(name, split, data_dir, user))
         report["ready"] = True
     return report
 
 
-def open_mixture(report: dict, parts: list[dict], data) -> source.Source:
+def open_mixture(report: dict, parts: list[dict], data, user) -> source.Source:
     errors = [part["error"] for part in parts if "error" in part]
     if errors:
         raise UserError(errors[0])
-    opened = sources.open_training(data)
+    opened = sources.open_training(data, user)
     report |= dict(num_examples=len(opened), num_classes=opened.num_classes)
     return opened
 
@@ -204,13 +209,15 @@ def check_training(config, args) -> tuple[list[dict], catalog.Facts | None]:
     facts = None
     if data.name == "mixture":
         for name, split, _ in catalog.mixture_parts(data):
-            parts.append(check_part(name, split, data.data_dir))
+            parts.append(check_part(name, split, data.data_dir, config.user))
     report = new_report("train", data.name, "" if parts else data.split)
     with errors_in(report):
         if parts:
-            opened = open_mixture(report, parts, data)
+            opened = open_mixture(report, parts, data, config.user)
         else:
-            opened = open_for(report, data.data_dir, lambda: sources.open_training(data))
+            opened = open_for(
+                report, data.data_dir, lambda: sources.open_training(data, config.user)
+            )
         facts = catalog.found(config, opened)
         check_images(config, args, report, opened)
     return [*parts, report], facts
@@ -226,7 +233,9 @@ def check_eval(config, args, name: str, facts: catalog.Facts | None) -> dict:
     report = new_report(f"evals.{name}", data_name, data.split)
     with errors_in(report):
         opened = open_for(
-            report, data_dir, lambda: sources.open_source(data_name, data.split, data_dir)
+            report,
+            data_dir,
+            lambda: sources.open_source(data_name, data.split, data_dir, config.user),
         )
         if facts:
             opened = source.with_classes(

@@ -6,8 +6,6 @@ has, images.py decodes them, to_device.py takes over the batches.
 """
 
 import dataclasses
-import os
-import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,9 +15,10 @@ from vit_jax.cli.regular import NotRegular
 from vit_jax.data import image_ops, images, order
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.read_ahead import ReadAhead
-from vit_jax.data.skipped import Skipped
+from vit_jax.data.skipped import Skipped, short_reason
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
+from vit_jax.distributed.runtime import cores
 from vit_jax.errors import LOST, Unavailable, UserError, one_line
 from vit_jax.models import preparation
 from vit_jax.models.classifier import Classifier
@@ -270,19 +269,6 @@ def file_error(name: str, error: OSError) -> UserError:
         "is not skipped; restore the file, or check the disk and its permissions, and run the same "
         "command again"
     )
-
-
-def short_reason(error: Exception) -> str:
-    """TensorFlow's message, without the places in its graph."""
-    text = re.sub(r"\{\{[^}]*\}\}|\[\[.*", "", one_line(error)).split(" Traceback ")[0]
-    return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
-
-
-def cores() -> int:
-    """The number of cores that this process may use; in a container fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def train_pipeline(

@@ -102,7 +102,7 @@ def run(config, args) -> dict:
         )
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use by another job
     left_out = read_left_out(args.workdir)
-    result = step(config, sources.open_training(config.data), args.step, left_out)
+    result = step(config, sources.open_training(config.data, config.user), args.step, left_out)
     print(
         f"step {result['step']}, batch {result['batch']}, epoch {result['epoch']}: id, seed, crop "
         "(y, x, height, width), flip, name"

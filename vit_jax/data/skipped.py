@@ -5,6 +5,7 @@ log, and listed in a file.
 import collections
 import json
 import logging
+import re
 
 import jax
 
@@ -14,6 +15,12 @@ from vit_jax.errors import UserError, one_line
 log = logging.getLogger(__name__)
 
 RECENT = 1_000  # examples; if more than half of so many are skipped, something else is wrong
+
+
+def short_reason(error: Exception) -> str:
+    """TensorFlow's message, without the places in its graph."""
+    text = re.sub(r"\{\{[^}]*\}\}|\[\[.*| \[Op:.*", "", one_line(error)).split(" Traceback ")[0]
+    return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
 
 
 class Skipped(dict):

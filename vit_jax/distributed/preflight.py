@@ -14,6 +14,7 @@ import jax
 from etils import epath
 
 from vit_jax import config as configs
+from vit_jax.config import own_parts
 from vit_jax.distributed import messages, processes, versions
 from vit_jax.errors import UserError
 
@@ -43,6 +44,7 @@ def check(facts: Mapping[str, object], folder: epath.Path | None = None) -> None
     )
     same = {key: repr(facts[key]) for key in sorted(facts) if not configs.may_differ_by_host(key)}
     same |= versions.versions() | dict(commit=versions.commit(), code=versions.code())
+    same |= own_parts.code()
     same["devices"] = f"{num_local} of kind {jax.local_devices()[0].device_kind}"
     if folder is None:
         compare(same)

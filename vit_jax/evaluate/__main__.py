@@ -14,10 +14,11 @@ import jax
 
 from vit_jax import cli, errors
 from vit_jax import config as configs
+from vit_jax.config import own_parts
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import preflight, runtime, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.evaluate import suite
+from vit_jax.evaluate import own, suite
 from vit_jax.weights import adapt
 from vit_jax.weights import load as pretrained
 
@@ -47,9 +48,9 @@ def evaluate(config) -> dict[str, float]:
     fields = {key: config.model[key] for key in free if config.model[key] != default.model[key]}
     model, params = pretrained.build(weights, image_size=config.image_size or None, **fields)
     sharding.check_model(model, mesh)
-    with config.unlocked():
-        if config.loss == default.loss and weights.loss:
-            config.loss = weights.loss
+    own.check(config, model)
+    if config.loss == default.loss and weights.loss:
+        take_loss(config, weights.loss)
     # Hugging Face labels are free text, so match classes by index.
     class_names = weights.class_names if weights.loss else ()
     opened = suite.open_all(config, mesh, class_names, model.num_classes)
@@ -62,13 +63,37 @@ def evaluate(config) -> dict[str, float]:
     return scalars
 
 
+def checked(config) -> dict[str, float]:
+    """`evaluate`, if all processes have the same config."""
+    with cli.logging_to(None):
+        own_parts.check(config)
+        preflight.check(dict(configs.flatten(config)))
+        return evaluate(config)
+
+
+def score(config) -> dict[str, float]:
+    """See `vit_jax.score`; `config`: a loaded one."""
+    with cli.raising_user_errors("run the same call again"):
+        runtime.start()
+        return checked(config)
+
+
+def take_loss(config, name: str) -> None:
+    """Measures the loss of the weights' training; one of the user's own must be asked for."""
+    if configs.is_own(name):
+        log.warning(
+            "the loss of training, %s, is not measured: for that, set --config.loss=%s", name, name
+        )
+        return
+    with config.unlocked():
+        config.loss = name
+
+
 def work(args) -> None:
     runtime.start()
     # In a job of several processes JAX would keep the signal for a save.
     errors.end_on_signals(signal.SIGTERM)
-    with cli.logging_to(None):
-        preflight.check(dict(configs.flatten(args.config)))
-        scalars = evaluate(args.config)
+    scalars = checked(args.config)
     if jax.process_index() == 0:
         print(json.dumps(scalars, indent=2))
         cli.write_json(args.json, scalars)

@@ -10,7 +10,7 @@ from vit_jax.models.classifier import normalize
 
 
 def make_eval_step(
-    apply_fn: Callable, loss: str, num_classes: int, normalize: Callable = normalize
+    apply_fn: Callable, loss: str | Callable, num_classes: int, normalize: Callable = normalize
 ) -> Callable:
     """Builds eval_step(params, batch) -> sums over the examples with mask 1 and at least one label.
 
@@ -19,10 +19,12 @@ def make_eval_step(
 
     Args:
       apply_fn: (params, image [batch, H, W, 3] float32) -> logits [batch, classes].
-      loss: key of `losses.LOSSES`.
+      loss: key of `losses.LOSSES`, or f(logits, label [batch, classes]) -> [batch].
       num_classes: of the head.
       normalize: from uint8 images to the model's input.
     """
+
+    loss_fn = losses.LOSSES.get(loss, loss)
 
     def eval_step(params, batch) -> dict:
         logits = apply_fn(params, normalize(batch["image"]))
@@ -33,7 +35,7 @@ def make_eval_step(
             choices = jnp.where(batch["among"], logits, -jnp.inf)
         predicted = choices.argmax(-1)[:, None]
         correct = jnp.take_along_axis(target, predicted, axis=-1)[:, 0] * mask
-        example_loss = losses.LOSSES[loss](logits, target) * mask
+        example_loss = loss_fn(logits, target) * mask
         return dict(correct=correct.sum(), loss=example_loss.sum(), count=mask.sum())
 
     return eval_step

@@ -13,7 +13,7 @@ from vit_jax.errors import NegativeResult
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """`x` float32 [N, embed], `label` int32 [N]."""
+    """`x` float32 [N, embed], `label` int32 [N]. Logits are collected in the same way."""
 
     x: np.ndarray
     label: np.ndarray
@@ -30,15 +30,15 @@ def make_step(features_fn: Callable, normalize: Callable) -> Callable:
 
     def step(params, batch):
         x = features_fn(params, normalize(batch["image"])).astype(jnp.float32)
-        label = sharding.constrain(batch["label"], None)
+        label = sharding.constrain(batch["label"], *[None] * batch["label"].ndim)
         mask = sharding.constrain(batch["mask"], None)
         return sharding.constrain(x, None, None), label, mask
 
     return step
 
 
-def collect(step: Callable, params, batches: Iterable[dict]) -> Features:
-    """The features of all examples with mask 1, in their order."""
+def collect(step: Callable, params, batches: Iterable[dict], what: str = "features") -> Features:
+    """The features of all examples with mask 1, in their order; `what`: their name in messages."""
     xs = []
     labels = []
     for batch in batches:
@@ -49,7 +49,7 @@ def collect(step: Callable, params, batches: Iterable[dict]) -> Features:
     num_bad = int((~np.isfinite(x).all(1)).sum())
     if num_bad:
         raise NegativeResult(
-            f"the features of {num_bad} of {len(x)} images are not finite: check the weights"
+            f"the {what} of {num_bad} of {len(x)} images are not finite: check the weights"
         )
     if not len(x):
         raise NegativeResult("none of the images of a split can be read: look at the data")

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from vit_jax.cli.spool import Files
+from vit_jax.config import is_own
+from vit_jax.config.own_parts import OwnPart
 from vit_jax.distributed import sharding, waits, watchdog
 from vit_jax.errors import UserError
-from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe
-from vit_jax.models import preparation
+from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe, own
+from vit_jax.models import losses, preparation
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
 
@@ -30,12 +32,13 @@ ON_FEATURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A model, and compiled functions of (params, batch): sums of the classification, and frozen
-    features.
+    """A model, and compiled functions of (params, batch): sums of the classification, logits, and
+    frozen features.
     """
 
     model: Classifier
     classify: Callable
+    logits: Callable
     features: Callable
 
 
@@ -55,6 +58,7 @@ class Evaluation:
     settings: object  # an entry of `config.evals`
     test: Split
     train: Split | None  # of evaluations that learn from features
+    part: OwnPart | None = None  # if it is one of the user's own
 
 
 class Splits:
@@ -82,9 +86,9 @@ class Splits:
         key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
         if key not in self.opened:
             if data.rest:
-                source = sources.open_rest(self.config.data)
+                source = sources.open_rest(self.config.data, self.config.user)
             else:
-                source = sources.open_source(data_set, split, data_dir)
+                source = sources.open_source(data_set, split, data_dir, self.config.user)
             source = self.with_labels(source, use, is_classified)
             batches = self.batches(use, data, source, size)
             self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
@@ -142,14 +146,16 @@ def open_all(
     opened = {}
     for name, entry in config.evals.items():
         use = f"evals.{name}"
-        is_classified = entry.type in ON_BATCHES
+        part = own.part_of(config, name) if is_own(entry.type) else None
+        is_classified = own.is_classified(part) if part else entry.type in ON_BATCHES
+        learns = bool(part.wanted & own.FROM_TRAIN) if part else not is_classified
         test = splits.open(use, entry.data, entry.data.split, is_classified)
         train = None
-        if not is_classified:
-            train = splits.open(use, entry.data, entry.data.train_split, False)
+        if learns:
+            train = splits.open(use, entry.data, entry.data.train_split, is_classified)
         if entry.type == "knn":
             knn.check(entry, train.num_examples)
-        opened[name] = Evaluation(entry, test, train)
+        opened[name] = Evaluation(entry, test, train, part)
     return opened
 
 
@@ -169,11 +175,75 @@ def make_steps(config, model) -> Steps:
     def features_fn(params, image):
         return pretrained.features(model, params, image)
 
-    classify = classification.make_eval_step(
-        apply_fn, config.loss, model.num_classes, model.normalize
-    )
+    loss = losses.make_loss(config, model.num_classes)
+    classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
+    logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(model, jax.jit(classify), jax.jit(extract))
+    return Steps(model, jax.jit(classify), jax.jit(logits), jax.jit(extract))
+
+
+class Pass:
+    """Evaluations of some parameters, which share features and logits."""
+
+    def __init__(self, opened: dict[str, Evaluation], steps: Steps, params, until: Callable):
+        self.opened = opened
+        self.steps = steps
+        self.params = params
+        self.until = until
+        self.collected: dict[tuple, features.Features] = {}
+
+    def batches(self, name: str, split: Split) -> Iterator[dict]:
+        return self.until(
+            f"a batch of evaluation {name}",
+            watchdog.each(split.batches(self.steps.model), f"evaluation {name}"),
+        )
+
+    def collect(self, name: str, split: Split, what: str = "features") -> features.Features:
+        """The features, or "logits", of a split."""
+        if (what, split.key) not in self.collected:
+            step = getattr(self.steps, what)
+            batches = self.batches(name, split)
+            self.collected[what, split.key] = features.collect(step, self.params, batches, what)
+        return self.collected[what, split.key]
+
+    def metrics(self, name: str) -> dict[str, float]:
+        evaluation = self.opened[name]
+        settings = evaluation.settings
+        test = evaluation.test
+        if evaluation.part:
+            return self.own_metrics(name, evaluation)
+        if settings.type in ON_BATCHES:
+            batches = self.batches(name, test)
+            if settings.among == "present":
+                batches = among_present(batches, test, self.steps.model.num_classes)
+            return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
+        train_features = self.collect(name, evaluation.train)
+        test_features = self.collect(name, test)
+        evaluate = ON_FEATURES[settings.type]
+        return evaluate(train_features, test_features, test.num_classes, settings)
+
+    def own_metrics(self, name: str, evaluation: Evaluation) -> dict[str, float]:
+        """Those of a part of the user's own, from what it has parameters for."""
+        part = evaluation.part
+        test = evaluation.test
+        train = evaluation.train
+        classes = self.steps.model if own.is_classified(part) else test
+        ready = dict(
+            num_classes=classes.num_classes,
+            settings=evaluation.settings,
+            model=self.steps.model,
+            params=self.params,
+        )
+        labelled = "logits" if "logits" in part.wanted else "features"
+        later = dict(
+            logits=lambda: self.collect(name, test, "logits").x,
+            features=lambda: self.collect(name, test).x,
+            label=lambda: self.collect(name, test, labelled).label,
+            train_features=lambda: self.collect(name, train).x,
+            train_label=lambda: self.collect(name, train).label,
+            batches=lambda: self.batches(name, test),
+        )
+        return own.run(part, ready, later)
 
 
 def run(
@@ -189,34 +259,10 @@ def run(
       wanted: f(name), whether to run an evaluation.
       until: f(what, batches) -> batches; may end early, by an exception.
     """
-    collected: dict[tuple, features.Features] = {}
-
-    def batches_of(name: str, split: Split) -> Iterator[dict]:
-        return until(
-            f"a batch of evaluation {name}",
-            watchdog.each(split.batches(steps.model), f"evaluation {name}"),
-        )
-
-    def features_of(name: str, split: Split) -> features.Features:
-        if split.key not in collected:
-            batches = batches_of(name, split)
-            collected[split.key] = features.collect(steps.features, params, batches)
-        return collected[split.key]
-
+    this = Pass(opened, steps, params, until)
     scalars = {}
     for name in filter(wanted, opened):
-        settings = opened[name].settings
-        test = opened[name].test
-        if settings.type in ON_BATCHES:
-            batches = batches_of(name, test)
-            if settings.among == "present":
-                batches = among_present(batches, test, steps.model.num_classes)
-            result = ON_BATCHES[settings.type](steps.classify, params, batches)
-        else:
-            train_features = features_of(name, opened[name].train)
-            test_features = features_of(name, test)
-            evaluate = ON_FEATURES[settings.type]
-            result = evaluate(train_features, test_features, test.num_classes, settings)
+        result = this.metrics(name)
         scalars |= {f"eval/{name}/{key}": value for key, value in result.items()}
         text = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
         log.info("eval %s: %s", name, text)

@@ -156,6 +156,7 @@ class ResNet(Classifier):
     @nn.compact
     def __call__(self, image, train: bool = False):
         del train  # the published ResNets have neither dropout nor stochastic depth
+        self.check_image(image)
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
         x = RootBlock(self.stem_width, self.pool_padding, self.dtype, name="root_block")(x)
         self.sow("intermediates", "stem", x)

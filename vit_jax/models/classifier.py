@@ -76,6 +76,23 @@ class Classifier(nn.Module):
         """uint8 [batch, H, W, 3] -> float32 as `preprocess` says."""
         return normalize(image, self.mean, self.std)
 
+    def check_image(self, image) -> None:
+        """Raises UserError for an array that can't be a batch of normalised images [batch, H, W,
+        3]; the message says what to do.
+        """
+        shape = np.shape(image)
+        if not jnp.issubdtype(jnp.result_type(image), jnp.floating):
+            raise UserError(
+                f"the image is {jnp.result_type(image).name}, but the model expects normalised "
+                "floats: use model.normalize(image), or vit_jax.preprocess(model, images)"
+            )
+        problem = shape_problem(shape)
+        if problem:
+            raise UserError(
+                f"the image has shape {shape}, but the model expects [batch, height, width, 3]: "
+                f"{problem}"
+            )
+
     def with_scan(self, scan: bool):
         """The same model with its layers stacked or not, if it can stack them."""
         return self.clone(scan=scan) if self.can_stack else self
@@ -129,3 +146,18 @@ def normalize(image, mean=HALF, std=HALF):
     std = np.asarray(std)
     scale = jnp.asarray(255 * std, jnp.float32)
     return image.astype(jnp.float32) / scale - jnp.asarray(mean / std, jnp.float32)
+
+
+def shape_problem(shape: tuple[int, ...]) -> str:
+    """What to do about an array that is not [batch, height, width, 3]; "" if it is."""
+    if len(shape) == 3 and shape[-1] == 3:
+        return "add the batch axis, image[None]"
+    if len(shape) in (3, 4) and shape[-1] != 3 and shape[-3] == 3:
+        return "the channels come first: move them, np.moveaxis(image, -3, -1)"
+    if len(shape) == 4 and shape[-1] == 1:
+        return "it is grey: repeat the channel, np.repeat(image, 3, axis=-1)"
+    if len(shape) == 4 and shape[-1] == 4:
+        return "leave out the alpha channel, image[..., :3]"
+    if len(shape) != 4 or shape[-1] != 3:
+        return "give images with three channels, red, green and blue"
+    return ""

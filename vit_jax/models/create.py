@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as configs
+from vit_jax.config import own_parts
 from vit_jax.errors import UserError
-from vit_jax.models import bit, mixer, variants, vit
+from vit_jax.models import bit, mixer, own, variants, vit
 from vit_jax.models.classifier import Classifier
 
 ARCHITECTURES = {
@@ -50,8 +51,14 @@ def check_size(name: str, value) -> None:
             raise UserError(f"model {name}={size} is more than {most:,}: correct it")
 
 
+def class_of(architecture: str) -> type[Classifier]:
+    """One of `ARCHITECTURES`, or the class for a model of the user's own."""
+    return own.OwnModel if configs.is_own(architecture) else ARCHITECTURES[architecture]
+
+
 def field_names(architecture: str) -> set[str]:
-    return set(ARCHITECTURES[architecture].__dataclass_fields__) - {"parent", "name"}
+    names = set(class_of(architecture).__dataclass_fields__)
+    return names - {"parent", "name", "architecture"}
 
 
 def create(
@@ -60,18 +67,23 @@ def create(
     """Builds the module for a named variant; every field of its class may be overridden.
 
     Args:
-      variant: a name that `variants.decode` knows, or None to give every size by keyword.
+      variant: a name that `variants.decode` knows, MODULE:ATTRIBUTE of the user's own, or None to
+        give every size by keyword.
       image_size: side in pixels, or (height, width).
       **overrides: fields; `architecture` is one of `ARCHITECTURES`; `pre_logits=True` means as wide
         as the model, sizes may be one int, dtypes may be names.
     """
+    if configs.is_own(variant):
+        return create_own(variant, num_classes, image_size, overrides)
     try:
         fields = variants.decode(variant) if variant else {}
     except ValueError as error:
         raise UserError(str(error)) from None
     fields |= overrides | dict(num_classes=num_classes, image_size=image_size)
     architecture = fields.pop("architecture", "vit")
-    if architecture not in ARCHITECTURES:
+    if configs.is_own(architecture):  # of a checkpoint
+        own.check_trusted(architecture)
+    elif architecture not in ARCHITECTURES:
         raise UserError(
             f"unknown architecture {architecture!r}: use one of {', '.join(ARCHITECTURES)}"
         )
@@ -92,9 +104,18 @@ def create(
         check_size(name, fields[name])
     if fields.get("pre_logits") is True:
         fields["pre_logits"] = fields.get("width", vit.VisionTransformer.width)
-    model = ARCHITECTURES[architecture](**fields)
+    if configs.is_own(architecture):
+        fields["architecture"] = architecture
+    model = class_of(architecture)(**fields)
     model.check()
     return model
+
+
+def create_own(name: str, num_classes: int, image_size, overrides: dict) -> Classifier:
+    """The module for MODULE:ATTRIBUTE of the user's own; arguments as for `create`."""
+    own_parts.find(f"config key {own.KEY}", name)
+    fields = own.split_settings(overrides)
+    return create(None, num_classes, image_size, architecture=name, **fields)
 
 
 def fields(model: Classifier) -> dict:

@@ -243,6 +243,7 @@ class Encoder(nn.Module):
             key, first = jax.random.split(key)
             x = dropout(x, self.dropout, dict(key=first), 0)
         x = sharding.constrain(x, "batch", "length", "embed")
+        self.sow("intermediates", "input", x)
         noise = self.noise(key)
         if self.scan:
             layers = nn.scan(

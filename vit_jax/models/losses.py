@@ -1,7 +1,12 @@
 """Classification losses on soft labels, per example."""
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 import optax
+
+from vit_jax.config import is_own, own_parts
 
 
 def softmax_xent(logits, labels):
@@ -41,3 +46,27 @@ LOSSES = {
     "sigmoid_xent": sigmoid_xent,
     "multilabel_xent": multilabel_xent,
 }
+
+
+def make_loss(config, num_classes: int) -> Callable:
+    """f(logits, labels [batch, classes]) -> [batch], as `config.loss` says.
+
+    Raises:
+      UserError: a loss of the user's own does not fit.
+    """
+    if not is_own(config.loss):
+        return LOSSES[config.loss]
+    part = own_parts.part("loss", config.loss, config)
+
+    def loss(logits, labels):
+        return part(logits=logits, label=labels)
+
+    batch = 3
+    shape = jax.ShapeDtypeStruct((batch, num_classes), jnp.float32)
+    result = jax.eval_shape(loss, shape, shape)
+    if getattr(result, "shape", None) != (batch,) or result.dtype != jnp.float32:
+        raise part.error(
+            f"returns {own_parts.shown(result)} for logits and label of {shape.shape}, but it must "
+            "return float32 [batch], the loss of each example"
+        )
+    return loss

@@ -114,6 +114,7 @@ class MlpMixer(Classifier):
 
     @nn.compact
     def __call__(self, image, train: bool = False):
+        self.check_image(image)
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
         x = patch_embedding(self.width, self.patch_size, "SAME", self.dtype, name="stem")(x)
         batch, h, w, _ = x.shape

@@ -7,6 +7,8 @@ stem.
 import re
 from collections.abc import Mapping
 
+from vit_jax.config import is_own
+
 # name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table
 # 2. B, L, H: arXiv 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
 SIZES = {
@@ -50,6 +52,14 @@ FIELDS = {
 }
 
 _VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
+# vit_base_patch16_224, google/vit-base-patch16-224, vit_b_16, ViT-B_16, deit3_small_patch16_384
+_OTHERS = re.compile(
+    r"(?:(?:vit|deit3?)[-_])?(?P<size>[a-z]+(?:400m)?)[-_/]?(?:patch)?[-_/]?(?P<patch>\d+)"
+    r"(?:[-_](?P<side>\d+))?",
+    re.IGNORECASE,
+)
+LONG = dict(tiny="Ti", small="S", base="B", large="L", huge="H", giant="g", gigantic="G")
+LONG |= dict(ti="Ti", s="S", b="B", l="L", h="H", so400m="So400m")
 _MIXER = re.compile(r"Mixer-(?P<size>\w+)/(?P<patch>\d+)")
 _RESNET = re.compile(r"(?P<depth>R\d+)x(?P<factor>\d+)")
 
@@ -72,6 +82,7 @@ def decode(variant: str) -> dict:
         raise ValueError(
             f"unknown variant {variant!r}: use SIZE/PATCH such as 'B/16' or STEM+SIZE/PATCH such "
             f"as 'R50+B/16', with SIZE one of {', '.join(SIZES)}; or 'Mixer-B/16', or 'R50x1'"
+            f"{meant(variant)}"
         )
     width, depth, mlp_dim, num_heads = SIZES[match["size"]]
     patch = int(match["patch"])
@@ -90,6 +101,16 @@ def decode(variant: str) -> dict:
         patch_size=(patch, patch),
         **stem,
     )
+
+
+def meant(variant: str) -> str:
+    """ "; here it is VARIANT" for a name of timm, Hugging Face or torchvision, else ""."""
+    found = _OTHERS.search(variant)
+    size = found and (found["size"] if found["size"] in SIZES else LONG.get(found["size"].lower()))
+    if not size:
+        return ""
+    text = f"; here it is {size}/{found['patch']}"
+    return f"{text} with image_size={found['side']}" if found["side"] else text
 
 
 def decode_mixer(variant: str, match: re.Match) -> dict:
@@ -115,6 +136,8 @@ def name_of(fields: Mapping) -> str | None:
     """The variant of a model with these fields. A ViT of a size without a name has that of the
     nearest size with its stem and patch size; None if no name describes the model.
     """
+    if is_own(fields["architecture"]):
+        return fields["architecture"]
     if fields["architecture"] == "bit":
         factor = fields["width_factor"]
         names = [f"{depth}x{factor}" for depth in RESNETS if isinstance(factor, int)]

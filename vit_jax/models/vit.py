@@ -27,8 +27,8 @@ class VisionTransformer(Classifier):
     With `num_classes=0` it returns what the head reads, [batch, embed]; with an unpooled `pool`,
     every token has its logits, [batch, length, classes]. Tokens are cls, dist, registers, patches.
     A distilled model (arXiv 2012.12877) has two heads, and returns their mean. Intermediates
-    (`mutable=["intermediates"]`): stem output, embedded tokens, the attention weights and output of
-    every block, encoded tokens, pre_logits.
+    (`mutable=["intermediates"]`): stem output, embedded tokens, the encoder's input, the attention
+    weights and output of every block, encoded tokens, pre_logits.
     """
 
     width: int = 768
@@ -217,6 +217,7 @@ class VisionTransformer(Classifier):
 
     @nn.compact
     def __call__(self, image, train: bool = False):
+        self.check_image(image)
         x, grid = self.embed(image)
         key = None
         if train and (self.dropout or self.droppath):

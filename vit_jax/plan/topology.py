@@ -5,17 +5,13 @@ import math
 import os
 import re
 
+from vit_jax.cli import quiet
 from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 
 PATTERN = re.compile(r"(?P<chip>\w+):(?P<sizes>[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2})")
-# The compiler must not look for a TPU; the accelerator type is needed, but not used.
-ENVIRONMENT = dict(
+ENVIRONMENT = quiet.NO_TPU | dict(
     JAX_PLATFORMS="cpu",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5litepod-8",
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_WORKER_ID="0",
     ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several plans at once; they share no chip
 )
 

@@ -21,6 +21,8 @@ from vit_jax.train import goodput, metrics
 
 log = logging.getLogger(__name__)
 
+ACCURACY = re.compile(r"eval/.*/(?!(loss|count|l2)$)[^/]+")
+
 
 class ProgressBar:
     """Steps done, loss, speed, data wait and remaining time; a bar on a terminal, log lines
@@ -66,18 +68,19 @@ class ProgressBar:
 
 
 def evaluations(files: Files) -> list[tuple[str, str]]:
-    """For every evaluation of the run, earlier starts included: name, last and best accuracy."""
+    """For every accuracy that the run has measured, earlier starts included: the evaluation, and
+    the last and the best value.
+    """
     path = files.path("metrics.jsonl")
     lines = metrics.read_lines(path) if path.exists() else []
+    keys = {key for line in lines for key in line}
     rows = []
-    for key in sorted({key for line in lines for key in line if re.fullmatch("eval/.*/top1", key)}):
-        last = [line for line in lines if key in line][-1]
-        best = max((line for line in lines if key in line), key=lambda line: line[key])
-        text = (
-            f"top1 {last[key]:.4f} at step {last['step']:,}, best {best[key]:.4f} at step "
-            f"{best['step']:,}"
-        )
-        rows.append((key.removesuffix("/top1"), text))
+    for key in sorted(filter(ACCURACY.fullmatch, keys)):
+        measured = [line for line in lines if key in line]
+        best = max(measured, key=lambda line: line[key])
+        name, _, what = key.rpartition("/")
+        last = f"{what} {measured[-1][key]:.4f} at step {measured[-1]['step']:,}"
+        rows.append((name, f"{last}, best {best[key]:.4f} at step {best['step']:,}"))
     return rows
 
 

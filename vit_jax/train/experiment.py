@@ -17,22 +17,24 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
+from vit_jax.config import own_parts
 from vit_jax.data import to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models import create, variants
-from vit_jax.models.classifier import Classifier
+from vit_jax.evaluate import own as own_evaluations
+from vit_jax.models import create, losses, variants
+from vit_jax.models.classifier import PREPARATION, Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
 from vit_jax.weights import adapt
-from vit_jax.weights import load as pretrained
 
 log = logging.getLogger("vit_jax.train")
 
 NONE = MappingProxyType({})
+IMAGES = ("mean", "std", *PREPARATION)  # fields of any model: the images that it expects
 MOST_EPOCHS = 300  # of a fine-tuning, without a warning
 
 
@@ -61,6 +63,7 @@ class Experiment:
         Raises:
           UserError: they do not fit together.
         """
+        own_parts.check(config)
         total_steps = plan_steps(config, facts.num_examples)
         warn_of_augmentation(config.data)
         sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
@@ -68,7 +71,9 @@ class Experiment:
         config = completed(config, model)
         sharding.check_model(model, mesh)
         tx, schedule = make_optimizer(config, model, total_steps)
-        return cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
+        experiment = cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
+        experiment.check_own()
+        return experiment
 
     @classmethod
     def declared(cls, config) -> "Experiment":
@@ -82,6 +87,20 @@ class Experiment:
         devices = jax.devices() if devices is None else devices
         mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
         return cls.build(config, catalog.declared(config), mesh, chip, declared_start(config))
+
+    def check_own(self) -> None:
+        """Raises UserError if a part of the user's own does not fit. Those that `build` has made
+        are checked already.
+        """
+        config = self.config
+        losses.make_loss(config, self.model.num_classes)
+        own_evaluations.check(config, self.model)
+        if config.data.augment:
+            preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
+            batch = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.abstract_batch
+            )
+            jax.eval_shape(preprocess, batch, jax.random.key(0, impl=config.prng))
 
     @property
     def num_chips(self) -> int:
@@ -151,7 +170,7 @@ def declared_start(config) -> Mapping:
     """
     if not config.init_from or config.model.variant:
         return NONE
-    return pretrained.read(config.init_from, image_size=config.image_size).fields
+    return states.read_weights(config).fields
 
 
 def warn_of_epochs(experiment: Experiment) -> None:
@@ -182,6 +201,10 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
     variant = given.pop("variant", None)
     del given["num_classes"]
     changed = {name: value for name, value in given.items() if value != default[name]}
+    if configs.is_own(variant):
+        kept = {name: start[name] for name in IMAGES if name in start and name not in given}
+        user = configs.to_json(config.user)
+        return create.create(variant, num_classes, config.image_size, **kept | changed, user=user)
     if not start:
         variant = variant or default.variant
         return create.create(variant, num_classes, config.image_size, **changed)
@@ -200,7 +223,8 @@ def completed(config, model: Classifier):
     fields = create.fields(model)
     default = configs.defaults().model
     variant = config.model.variant or variants.name_of(fields)
-    sizes = variants.decode(variant) if variant else {}
+    has_sizes = variant and not configs.is_own(variant)
+    sizes = variants.decode(variant) if has_sizes else {}
     values = {name: fields.get(name, default[name]) for name in missing}
     for name in values.keys() & sizes.keys():
         if values[name] == sizes[name]:
@@ -226,7 +250,7 @@ def make_optimizer(config, model, total_steps: int):
             f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the "
             f"{total_steps} steps of the run: make it shorter"
         )
-    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps)
+    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps, config)
 
 
 def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
@@ -244,7 +268,7 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
         apply_fn,
         tx,
         schedule,
-        loss=config.loss,
+        loss=losses.make_loss(config, model.num_classes),
         preprocess=make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
         prng=config.prng,

@@ -15,6 +15,7 @@ from etils import epath
 from vit_jax import config as configs
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.cli.spool import Files
+from vit_jax.config import own_parts
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import hardware, preemption, preflight, runtime, waits, watchdog
@@ -36,6 +37,7 @@ RETRY_S = 5  # before the last save is repeated: a store may refuse it for a mom
 
 def train(config, folder: epath.Path, files: Files) -> None:
     """The whole of a run, which writes to `folder`; `files`: what grows there."""
+    own_parts.check(config)
     source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     fields, weights = states.find_start(config, folder)

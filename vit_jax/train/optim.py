@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import is_own
 from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
-from vit_jax.train.schedules import make_schedule
+from vit_jax.train.own_optimizer import own_optimizer
+from vit_jax.train.schedules import make_schedule, own_schedule
 
 
 def adam(config):
@@ -229,7 +231,22 @@ def without_gradients(params, pattern: str):
     return jax.tree_util.tree_map_with_path(stop, params)
 
 
-def make_optimizer(config, params, total_steps: int):
+def schedule_of(config, total_steps: int, whole=None):
+    """The learning rate by step; arguments as for `make_optimizer`."""
+    if whole is not None and is_own(config.schedule):
+        return own_schedule(whole, total_steps)
+    options = ("end_lr", "power", "timescale", "shift", "stairs", "stairs_after")
+    return make_schedule(
+        config.schedule,
+        config.lr,
+        total_steps,
+        config.warmup_steps,
+        cooldown_steps=config.cooldown_steps,
+        **{key: config[key] for key in options if key in config},
+    )
+
+
+def make_optimizer(config, params, total_steps: int, whole=None):
     """Builds clip -> optimizer -> weight decay (-> trust ratio) -> learning rate, for what is not
     frozen.
 
@@ -237,6 +254,7 @@ def make_optimizer(config, params, total_steps: int):
       config: the `optim` part of a config.
       params: parameter tree, shapes suffice.
       total_steps: updates of the run.
+      whole: the config, for an optimizer or schedule of the user's own.
 
     Returns:
       (tx, schedule): the optax transformation, and the learning rate by step.
@@ -245,17 +263,14 @@ def make_optimizer(config, params, total_steps: int):
       ValueError: unknown optimizer or schedule.
       UserError: a pattern that matches no parameter.
     """
-    if config.name not in OPTIMIZERS:
+    is_ours = whole is None or not is_own(config.name)
+    if is_ours and config.name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {config.name!r}: use one of {', '.join(OPTIMIZERS)}")
-    options = ("end_lr", "power", "timescale", "shift", "stairs", "stairs_after")
-    schedule = make_schedule(
-        config.schedule,
-        config.lr,
-        total_steps,
-        config.warmup_steps,
-        cooldown_steps=config.cooldown_steps,
-        **{key: config[key] for key in options if key in config},
-    )
+    schedule = schedule_of(config, total_steps, whole)
+    if is_ours:
+        optimizer = OPTIMIZERS[config.name](config)
+    else:
+        optimizer = own_optimizer(whole, params, schedule, total_steps)
     depth = num_blocks(params)
     if config.layer_decay != 1.0 and not depth:
         raise UserError(
@@ -270,7 +285,7 @@ def make_optimizer(config, params, total_steps: int):
         clip = clip_by_global_norm(config.grad_clip_norm)
     tx = optax.chain(
         clip,
-        OPTIMIZERS[config.name](config),
+        optimizer,
         *decay_and_mults(config, depth),
         optax.scale_by_learning_rate(schedule),
     )

@@ -20,7 +20,7 @@ def open_training_data(config):
     from vit_jax.data.sources import open as sources
 
     with waiting(f"the index of {config.data.name}"):
-        return sources.open_training(config.data)
+        return sources.open_training(config.data, config.user)
 
 
 def open_evaluations(experiment: Experiment, files: Files) -> dict:

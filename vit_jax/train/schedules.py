@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
+
+from vit_jax.config import own_parts
 
 
 def cosine(progress, steps, *, lr, **_):
@@ -88,10 +91,21 @@ def make_schedule(
     options = dict(lr=lr, end_lr=end_lr, power=power, warmup_steps=warmup_steps)
     options |= dict(timescale=timescale, shift=shift, stairs=stairs, stairs_after=stairs_after)
 
-    def schedule(step):
+    def rate(step):
         steps = jnp.asarray(step, jnp.float32) - warmup_steps
         progress = jnp.clip(steps / max(total_steps - warmup_steps, 1), 0.0, 1.0)
-        rate = decay(progress, steps, **options)
+        return decay(progress, steps, **options)
+
+    return with_ends(rate, total_steps, warmup_steps, cooldown_steps)
+
+
+def with_ends(
+    decay: Callable, total_steps: int, warmup_steps: int, cooldown_steps: int
+) -> Callable:
+    """`decay`, a function of updates done, with linear warm-up and cooldown."""
+
+    def schedule(step):
+        rate = decay(step)
         if warmup_steps:
             rate *= jnp.minimum(1.0, step / warmup_steps)
         if cooldown_steps:
@@ -99,3 +113,27 @@ def make_schedule(
         return jnp.asarray(rate, jnp.float32)
 
     return schedule
+
+
+def own_schedule(config, total_steps: int) -> Callable:
+    """The learning rate by `config.optim.schedule`, a part of the user's own, with warm-up and
+    cooldown.
+
+    Raises:
+      UserError: it does not fit.
+    """
+    optim = config.optim
+    part = own_parts.part("optim.schedule", optim.schedule, config)
+    decay = part(total_steps=total_steps)
+    if not callable(decay):
+        raise part.error(
+            f"returns {own_parts.shown(decay)}, but it must return a function of the step"
+        )
+    rate = part.guard(decay)
+    result = jax.eval_shape(lambda step: jnp.asarray(rate(step)), 0)
+    if result.shape:
+        raise part.error(
+            f"gives {own_parts.shown(result)} for a step, but it must give one number, the "
+            "learning rate"
+        )
+    return with_ends(rate, total_steps, optim.warmup_steps, optim.cooldown_steps)

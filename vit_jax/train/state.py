@@ -146,8 +146,12 @@ def find_start(config, folder) -> tuple[dict, pretrained.Weights | None]:
 
 
 def read_weights(config) -> pretrained.Weights:
+    """The weights of `init_from`."""
     return pretrained.read(
-        config.init_from, image_size=config.image_size, num_heads=config.model.num_heads or None
+        config.init_from,
+        image_size=config.image_size,
+        num_heads=config.model.num_heads or None,
+        posemb=config.model.posemb,
     )
 
 

@@ -87,7 +87,7 @@ def make_train_step(
     tx: optax.GradientTransformation,
     schedule: Callable,
     *,
-    loss: str,
+    loss: str | Callable,
     preprocess: Callable,
     seed: int,
     prng: str = "threefry2x32",
@@ -101,7 +101,7 @@ def make_train_step(
       apply_fn: (params, image [b, H, W, 3] float32, dropout key) -> logits [b, classes].
       tx: optimizer; clipping happens inside it, on the gradient of the whole batch.
       schedule: learning rate by step, for the metrics.
-      loss: key of `losses.LOSSES`.
+      loss: key of `losses.LOSSES`, or f(logits, label [b, classes]) -> [b].
       preprocess: (batch, key of the step) -> dict of `image` float32 [batch, H, W, 3], `label`
         float32 [batch, classes], `mask` float32 [batch] (0: does not count).
       prng: implementation of random numbers, as `jax.random.key` knows them.
@@ -112,7 +112,7 @@ def make_train_step(
 
     Randomness is a function of (seed, step, microbatch) and of the seeds in the batch only.
     """
-    loss_and_grads = make_loss_and_grads(apply_fn, losses.LOSSES[loss], accum_steps)
+    loss_and_grads = make_loss_and_grads(apply_fn, losses.LOSSES.get(loss, loss), accum_steps)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict]:
         key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)

@@ -2,6 +2,7 @@
 
 import jax
 
+from vit_jax.config import is_own
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.errors import printable
@@ -19,10 +20,15 @@ def schedule_text(config, schedule, total_steps: int) -> str:
 def model_line(experiment, params) -> str:
     model = experiment.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    patches = ""
+    if not is_own(model.architecture):  # whose patches are not known
+        patches = (
+            f"{model.grid[0]} x {model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} "
+            "pixels, "
+        )
     return (
-        f"model       {experiment.config.model.variant}, {count:,} parameters, {model.grid[0]} x "
-        f"{model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} pixels, {model.num_classes} "
-        "classes"
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}"
+        f"{model.num_classes} classes"
     )
 
 

@@ -84,6 +84,8 @@ def make(path: str) -> epath.Path:
 
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
+# Keys that earlier versions did not have, likewise.
+ADDED = {("data.augment", ()), ("data.class_balance", 0.0), ("early_stopping", 0)}
 
 
 def is_fixed(key: str) -> bool:
@@ -93,8 +95,12 @@ def is_fixed(key: str) -> bool:
 
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
-    now = dict(configs.flatten(config))
     before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
+    now = {
+        key: value
+        for key, value in configs.flatten(config)
+        if key in before or (key, value) not in ADDED
+    }
     keys = {key for key in now.keys() | before.keys() if matters(key)}
     if now["optim.name"] == "adafactor":
         keys.add("model.scan")  # the factors of its moments depend on the layer layout
@@ -133,7 +139,7 @@ def check(
     if different:
         raise UserError(
             f"--workdir={workdir} has a run of another config ({'; '.join(different)}): "
-            "choose another --workdir, or undo these differences"
+            f"choose another --workdir, or undo these differences{longer(workdir, different)}"
         )
     if began != fingerprint:
         raise UserError(
@@ -141,6 +147,17 @@ def check(
             f"(fingerprint {began}, now {fingerprint}): files were added, removed or renamed; "
             "restore them, or choose another --workdir"
         )
+
+
+def longer(workdir: epath.Path, different: list[str]) -> str:
+    """What to do if the length is all that is different, and there is a checkpoint; else ""."""
+    steps = checkpoint.steps(workdir / "checkpoints")
+    if not steps or not all(line.startswith("total_") for line in different):
+        return ""
+    return (
+        "; to train longer, add "
+        f"--config.branch_from={workdir}/checkpoints/{steps[-1]} to the other --workdir"
+    )
 
 
 def sealed(workdir: epath.Path) -> dict | None:

@@ -61,11 +61,10 @@ def is_free(key: str) -> bool:
 
 def departures(config) -> list[str]:
     """How a config differs from its protocol, as "key: the protocol's value -> the config's"."""
-    defaults = configs.known_keys()
     protocol = PROTOCOLS[config.vtab.protocol]
     lines = []
     for key, value in configs.flatten(config):
-        standard = protocol.get(key, defaults[configs.generic(key)])
+        standard = protocol.get(key, configs.find(key).default)
         if value != standard and not is_free(key):
             lines.append(f"{key}: {standard} -> {value}")
     return lines

@@ -93,10 +93,14 @@ class Results:
         result = self.read(name, seed)
         return result is not None and result["status"] == "done"
 
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """(task, seed) of all runs."""
+        return [(name, seed) for name in self.names for seed in self.seeds]
+
     def begin(self) -> list[tuple[str, int]]:
         """The runs without a result; the files of earlier failures are removed."""
-        runs = [(name, seed) for name in self.names for seed in self.seeds]
-        todo = [run for run in runs if not self.is_done(*run)]
+        todo = [run for run in self.runs if not self.is_done(*run)]
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for run in todo:

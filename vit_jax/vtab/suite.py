@@ -74,9 +74,9 @@ def check_config(config) -> None:
         raise UserError(f"config key {name} has no effect in vtab: leave it out")
     if not config.total_steps:
         raise UserError("config key total_steps=0: the protocols count steps, set it")
-    if config.loss == "multilabel_xent":
+    if config.loss == "multilabel_xent" or configs.is_own(config.loss):
         raise UserError(
-            "config key loss=multilabel_xent is not for vtab, whose heads are padded: choose "
+            f"config key loss={config.loss} is not for vtab, whose heads are padded: choose "
             "softmax_xent"
         )
     if config.data.crop not in ("random", "resize"):
@@ -92,9 +92,9 @@ def check_config(config) -> None:
 
 def first_without_effect(config) -> str | None:
     """A key that was changed from its default although nothing here reads it."""
-    defaults = configs.known_keys()
     for key, value in configs.flatten(config):
-        if value != defaults[configs.generic(key)] and not configs.find(key).vtab:
+        entry = configs.find(key)
+        if value != entry.default and not entry.vtab:
             return key
     return None
 
@@ -272,6 +272,8 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
     sharding.check_batch(mesh, config.evals.test.data.batch_size or config.data.batch_size)
     results = report.Results(folder, config, names)
     todo = results.begin()
+    if len(todo) == len(results.runs):
+        task_data.must_have_some(names, config)
     messages.first_problem("the start of the suite", None)  # barrier: old failures are removed
     with jax.set_mesh(mesh):
         suite = Suite(config, mesh)

@@ -3,7 +3,7 @@ parts.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 import numpy as np
@@ -56,6 +56,22 @@ def find(name: str, config):
             "check`"
         )
     return found
+
+
+def must_have_some(names: Sequence[str], config) -> None:
+    """Raises Missing if the data of none of the tasks are there."""
+    for name in names:
+        try:
+            find(name, config)
+        except Missing:
+            continue
+        except UserError:  # `Suite.run` reports it
+            return
+        return
+    raise Missing(
+        f"the data of none of the {len(names)} tasks are there, such as {names[0]}: `python -m "
+        "vit_jax.vtab check` says where they are looked for, and `prepare` downloads what it can"
+    )
 
 
 def training_set(name: str, found, config, size: int, model: Classifier) -> TrainingSet:

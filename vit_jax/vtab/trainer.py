@@ -197,9 +197,10 @@ class Finetuner:
         settings = stretch_schedule(config, total_steps)
 
         def optimizer(params, lr):
-            return optim.make_optimizer(
-                ml_collections.ConfigDict(settings | dict(lr=lr)), params, total_steps
-            )
+            changed = config.copy_and_resolve_references()
+            with changed.unlocked():
+                changed.optim = ml_collections.ConfigDict(settings | dict(lr=lr))
+            return optim.make_optimizer(changed.optim, params, total_steps, changed)
 
         def start(params):
             return step.create_state(params, optimizer(params, 1.0)[0], config.optim.ema_decay)

@@ -36,8 +36,12 @@ class Report:
     def add(self, action: str, name: str, detail: str = "") -> None:
         self.changes.append((action, name, detail))
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(action, name, detail), the unchanged parameters in one row."""
+        return [("loaded", f"{len(self.loaded)} parameters", "unchanged"), *self.changes]
+
     def __str__(self) -> str:
-        rows = [("loaded", f"{len(self.loaded)} parameters", "unchanged"), *self.changes]
+        rows = self.rows()
         width = max(len(action) for action, _, _ in rows)
         name_width = max(len(name) for _, name, _ in rows)
         return "\n".join(f"{a:<{width}}  {n:<{name_width}}  {d}".rstrip() for a, n, d in rows)
@@ -230,12 +234,23 @@ def adapt(weights: Weights, model: classifier.Classifier, new_head: bool, allow:
     Raises:
       UserError: a parameter is missing, unused or of another shape, and `allow` does not match it.
     """
+    return adapt_and_report(weights, model, new_head, allow)[0]
+
+
+def adapt_and_report(
+    weights: Weights, model: classifier.Classifier, new_head: bool, allow: str = ""
+) -> tuple[dict, Report]:
+    """(what `adapt` returns, the report of all changes)."""
     with naming(weights.path):
-        return fit(weights, model.with_scan(False), new_head, allow)
+        params, report = fit(weights, model.with_scan(False), new_head, allow)
+    log.info("weights:\n%s", report)
+    return params, report
 
 
-def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: str) -> dict:
-    """`adapt` in the loop layout."""
+def fit(
+    weights: Weights, model: classifier.Classifier, new_head: bool, allow: str
+) -> tuple[dict, Report]:
+    """`adapt_and_report` in the loop layout."""
     source = source_model(weights, model)
     params = dict(weights.params)
     report = Report()
@@ -257,8 +272,7 @@ def fit(weights: Weights, model: classifier.Classifier, new_head: bool, allow: s
     compare(params, target, weights.file_names)
     changed = {name for _, name, _ in report.changes}
     report.loaded = [name for name in params if name not in changed]
-    log.info("weights:\n%s", report)
-    return unflatten(params)
+    return unflatten(params), report
 
 
 def apply_allow(params: dict, target: dict, model, allow: str, report: Report) -> dict:
@@ -330,10 +344,11 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
         tokens.
     """
     source = create.create(**weights.fields).with_scan(False)
-    if source.architecture != model.architecture:
+    # A model of the user's own may have the parameters of another one.
+    if source.architecture != model.architecture and not configs.is_own(model.architecture):
         raise UserError(
-            f"the weights are of {type(source).__name__}, but the model is "
-            f"{type(model).__name__}: choose one that fits"
+            f"the weights are of {class_name(source)}, but the model is {class_name(model)}: "
+            "choose one that fits"
         )
     if not model.any_num_tokens and math.prod(source.grid) != math.prod(model.grid):
         raise UserError(
@@ -342,6 +357,12 @@ def source_model(weights: Weights, model: classifier.Classifier) -> classifier.C
             f"image_size={source.image_size}"
         )
     return source
+
+
+def class_name(model: classifier.Classifier) -> str:
+    """What messages call the architecture of a model."""
+    is_own = configs.is_own(model.architecture)
+    return model.architecture if is_own else type(model).__name__
 
 
 def check_given(given: Mapping, fields: dict) -> None:
@@ -365,7 +386,8 @@ def check_same_function(weights: Weights, model: classifier.Classifier) -> None:
     """Raises UserError if a config contradicts the weights in a field that no shape shows."""
     theirs = create.fields(source_model(weights, model))
     ours = create.fields(model)
-    fields = [name for name, key in configs.MODEL.items() if key.like_weights]
+    both = theirs.keys() & ours.keys()
+    fields = [name for name, key in configs.MODEL.items() if key.like_weights and name in both]
     if theirs.get("pool") != ours.get("pool"):
         fields = [name for name in fields if name not in TOKENS]
     differ = [field for field in fields if theirs.get(field) != ours.get(field)]

@@ -10,9 +10,10 @@ import numpy as np
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import regular
+from vit_jax.cli.log import silent
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
-from vit_jax.weights.adapt import HEADS, adapt, resample_posemb
+from vit_jax.weights.adapt import HEADS, adapt_and_report, resample_posemb
 from vit_jax.weights.formats import (
     big_vision,
     download,
@@ -24,6 +25,7 @@ from vit_jax.weights.formats import (
     vision_transformer,
 )
 from vit_jax.weights.formats.weights import Weights, naming
+from vit_jax.weights.pretrained import Pretrained
 from vit_jax.weights.scan_layout import flatten, stack_blocks, unstack_blocks
 
 __all__ = ["Weights", "build", "features", "from_pretrained", "read", "resample_posemb"]
@@ -60,16 +62,18 @@ def read_checkpoint(path, grid=None) -> Weights:
     """
     folder = checkpoint.find(path)
     meta = checkpoint.read_meta(folder)
-    params = checkpoint.read_params(folder)
+    with silent("absl"):  # Orbax warns of files that ours do without
+        params = checkpoint.read_params(folder)
     try:
-        model = create.create(**meta["model"])
+        model = create.create(None, **meta["model"])
         fields = create.fields(model)
         fields |= {name: value for name, value in INFERENCE.items() if name in fields}
         if "Transformer" in params:
             params = unstack_blocks(params)
         class_names = tuple(meta["class_names"])
         weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
-        check_blocks(model, weights.params)
+        if not configs.is_own(model.architecture):
+            check_blocks(model, weights.params)
     except MALFORMED as error:
         raise UserError(
             f"{folder}/meta is damaged ({one_line(error)}): choose another checkpoint"
@@ -102,12 +106,13 @@ def kind_of_file(path) -> str:
     )
 
 
-def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
+def read_arrays(location, path, grid, image_size, num_heads, posemb) -> Weights:
     """Weights from a file, or from a folder of timm or Hugging Face."""
     if not location.is_dir() and kind_of_file(location) == "npz":
         arrays = npz.read(location, big_vision.tower)
-        form = big_vision if big_vision.is_big_vision(arrays) else vision_transformer
-        return form.read(arrays, path, grid, image_size)
+        if big_vision.is_big_vision(arrays):
+            return big_vision.read(arrays, path, grid, image_size)
+        return vision_transformer.read(arrays, path, grid, image_size, posemb)
     settings = (path, grid, image_size, num_heads)
     weights = None
     try:
@@ -132,15 +137,17 @@ def read_arrays(location, path, grid, image_size, num_heads) -> Weights:
     )
 
 
-def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
+def read(path, grid=None, image_size=None, num_heads=None, posemb=None) -> Weights:
     """Reads weights in any supported format, which is detected from the content.
 
     Args:
       path: a workdir or checkpoint of ours, an .npz, a .safetensors, or a folder with config.json
-        and model.safetensors; local, gs:// or https://.
+        and model.safetensors; local, gs:// or https://; or a name of published weights, such as
+        "augreg/B_16" or "hf:timm/vit_base_patch16_224.augreg_in21k" (docs/published_weights.md).
       grid: (h, w) of the saved patch tokens, if the file does not show it.
       image_size: determines the grid in the same way, if it has exactly as many tokens.
       num_heads: if the file does not show it.
+      posemb: position embedding of the model, if a file of vision_transformer has none.
 
     Raises:
       UserError: it can't be read, or the file does not show enough.
@@ -159,19 +166,19 @@ def read(path, grid=None, image_size=None, num_heads=None) -> Weights:
                 )
             weights = read_checkpoint(location, grid)
         else:
-            weights = read_arrays(location, name, grid, image_size, num_heads)
+            weights = read_arrays(location, name, grid, image_size, num_heads, posemb)
     return dataclasses.replace(weights, path=name)
 
 
 def from_pretrained(
     path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides
-):
+) -> Pretrained:
     """Loads weights and creates the model that they are for.
 
     Args:
       path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a
         .safetensors of timm or Hugging Face or a folder with one and its config.json; local, gs://
-        or https://.
+        or https://; or a name of published weights, see `read`.
       num_classes: of a new zero head; drops pre_logits unless `pre_logits=True`.
       image_size: side or (h, w) in pixels; resamples the position embedding.
       grid: (h, w) of the saved patch tokens, if the file does not show it.
@@ -181,12 +188,13 @@ def from_pretrained(
         `models.create.create`.
 
     Returns:
-      (model, params): logits = model.apply({"params": params}, image). All changes are logged.
+      (model, params): logits = model.apply({"params": params}, image). The pair also has the class
+      names and the report of all changes, which are logged, too.
 
     Raises:
       UserError: the file can't be read or does not fit.
     """
-    weights = read(path, grid, image_size, overrides.get("num_heads"))
+    weights = read(path, grid, image_size, overrides.get("num_heads"), overrides.get("posemb"))
     return build(weights, num_classes, image_size, allow, **overrides)
 
 
@@ -202,7 +210,9 @@ def pooled_as(weights: Weights, pool: str | None) -> dict:
     return fields | dict(pool=pool, class_token=has_token)
 
 
-def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides):
+def build(
+    weights: Weights, num_classes=None, image_size=None, allow: str = "", **overrides
+) -> Pretrained:
     """(model, params) of loaded weights: see `from_pretrained`."""
     fields = pooled_as(weights, overrides.get("pool")) | overrides
     if num_classes is not None:
@@ -214,10 +224,13 @@ def build(weights: Weights, num_classes=None, image_size=None, allow: str = "", 
     if image_size is not None:
         fields["image_size"] = image_size
     model = create.create(**fields)
-    params = adapt(weights, model, new_head=num_classes is not None, allow=allow)
+    has_new_head = num_classes is not None
+    params, report = adapt_and_report(weights, model, has_new_head, allow)
     if model.scan:
         params = stack_blocks(params)
-    return model, params
+    class_names = () if has_new_head else weights.class_names
+    loss = "" if has_new_head else weights.loss
+    return Pretrained(model, params, class_names, report, weights.path, loss)
 
 
 def features(model: classifier.Classifier, params: dict, image):

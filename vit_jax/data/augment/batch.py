@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import own_parts
 from vit_jax.data.augment import erase, mix, randaugment, three_augment
 from vit_jax.models import losses
 
@@ -20,43 +21,78 @@ def keys(seed, purpose: int):
     return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)
 
 
-def make_images(data, normalize: Callable) -> Callable:
-    """f(image uint8 [batch, H, W, 3], seed int32 [batch, 2]) -> float32, as `config.data` says.
+OWN = 0x6F776E  # of the keys of parts of the user's own, apart from those of mixup and CutMix
+
+
+def augment_pixels(data, image, seed):
+    """Flips and operations on colours, as `config.data` says: image uint8 [batch, H, W, 3], seed
+    int32 [batch, 2] -> uint8.
 
     The result for an image depends on its own pixels and seed only, not on the rest of the batch.
     """
-
-    def images(image, seed):
-        if data.flip:
-            image = flip(keys(seed, FLIP), image)
-        if data.randaug_layers:
-            key = keys(seed, RANDAUG)
-            image = randaugment.randaugment(key, image, data.randaug_layers, data.randaug_magnitude)
-        if data.three_augment:
-            image = three_augment.three_augment(keys(seed, THREE_AUGMENT), image, data.color_jitter)
-        image = normalize(image)
-        if data.erase:
-            image = erase.erase(keys(seed, ERASE), image, data.erase)
-        return image
-
-    return images
+    if data.flip:
+        image = flip(keys(seed, FLIP), image)
+    if data.randaug_layers:
+        key = keys(seed, RANDAUG)
+        image = randaugment.randaugment(key, image, data.randaug_layers, data.randaug_magnitude)
+    if data.three_augment:
+        image = three_augment.three_augment(keys(seed, THREE_AUGMENT), image, data.color_jitter)
+    return image
 
 
 def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
     """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`."""
-    images = make_images(config.data, normalize)
+    data = config.data
+    own = make_own(config)
 
     def preprocess(batch, key) -> dict:
-        image = images(batch["image"], batch["seed"])
         label = losses.targets(batch["label"], num_classes)
         if config.label_smoothing:
             label = optax.smooth_labels(label, config.label_smoothing)
+        image = augment_pixels(data, batch["image"], batch["seed"])
+        image, label = own(image, label, key)
+        image = normalize(image)
+        if data.erase:
+            image = erase.erase(keys(batch["seed"], ERASE), image, data.erase)
         image, label, mask = mix.mix_batch(
             key, image, label, batch["mask"], config.mixup, config.cutmix
         )
         return dict(image=image, label=label, mask=mask)
 
     return preprocess
+
+
+def make_own(config) -> Callable:
+    """f(image, label, key of the step) -> (image, label): the augmentations of the user's own, on
+    images float32 [batch, H, W, 3], 0 to 255. Without any, nothing is changed.
+    """
+    parts = [own_parts.part("data.augment", name, config) for name in config.data.augment]
+
+    def own(image, label, key):
+        if parts:
+            image = image.astype(jnp.float32)
+        for number, part in enumerate(parts):
+            part_key = jax.random.fold_in(jax.random.fold_in(key, OWN), number)
+            result = part(image=image, label=label, key=part_key)
+            check_result(part, result, image, label)
+            image, label = result
+        return image, label
+
+    return own
+
+
+def check_result(part: own_parts.OwnPart, result, image, label) -> None:
+    """Raises UserError if an augmentation does not return an image and a label as it got them."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise part.error(
+            f"returns {own_parts.shown(result)}, but it must return the pair (image, label)"
+        )
+    for name, before, after in zip(("image", "label"), (image, label), result, strict=True):
+        if own_parts.shown(after) != own_parts.shown(before):
+            raise part.error(
+                f"returns {name} as {own_parts.shown(after)}, but it must be as it was given, "
+                f"{own_parts.shown(before)}"
+            )
 
 
 def flips(key):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from vit_jax.config import is_own
 from vit_jax.data import pipeline
 from vit_jax.data.prepare import download, imagenet21k, writer
 from vit_jax.data.prepare.shards import Corrupt, Reader
@@ -78,7 +79,8 @@ def check_arguments(config, args) -> None:
         raise UserError(
             "imagenet21k is not a TFDS data set: give --from=FOLDER with its tars, one per class"
         )
-    if not writes and (name == "digits" or name.startswith(("folder:", "tars:", "csv:"))):
+    is_read_there = name == "digits" or name.startswith(("folder:", "tars:", "csv:"))
+    if not writes and (is_read_there or is_own(name)):
         raise UserError(
             f"{name} is read where it is and needs no preparation: train on it directly, or copy "
             "it with --out=DIR"
@@ -242,7 +244,8 @@ def copy(config, args) -> dict:
             f"--name={name} is a data set of TFDS, which would be opened instead: choose another"
         )
     parts = {
-        split: sources.open_source(data.name, split, data.data_dir) for split in splits_used(config)
+        split: sources.open_source(data.name, split, data.data_dir, config.user)
+        for split in splits_used(config)
     }
     source = parts[next(iter(parts))]
     if source.set_size:

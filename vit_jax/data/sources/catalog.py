@@ -4,7 +4,8 @@ TensorFlow.
 
 import dataclasses
 
-from vit_jax.data.sources import csv_file, folder, splits, tars, vtab_tasks
+from vit_jax.config import is_own, meanings
+from vit_jax.data.sources import csv_file, folder, own, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
@@ -84,8 +85,16 @@ def data_sets(data) -> list[str]:
     return [data.name]
 
 
-def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
-    """(examples, classes, class names) without opening a prepared data set; 0 if not known."""
+def size_of(
+    name: str, split: str, data_dir: str = "", user=None
+) -> tuple[int, int, tuple[str, ...]]:
+    """(examples, classes, class names) without opening a prepared data set; 0 if not known.
+
+    `data_dir`, `user`: `config.user`: for a data set of the user's own.
+    """
+    if is_own(name):
+        source = own.load(name, split, data_dir, user)
+        return len(source), source.num_classes, tuple(source.class_names)
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return task.splits.get(split, ("", 0))[1], task.num_classes, ()
@@ -100,9 +109,9 @@ def size_of(name: str, split: str) -> tuple[int, int, tuple[str, ...]]:
     return examples, opened.num_classes, tuple(opened.class_names)
 
 
-def size_of_mixture(data) -> tuple[int, int, tuple[str, ...]]:
+def size_of_mixture(data, user=None) -> tuple[int, int, tuple[str, ...]]:
     """The same for `data.mixture`: classes are united by name if all parts have names."""
-    parts = [size_of(name, split) for name, split, _ in mixture_parts(data)]
+    parts = [size_of(name, split, data.data_dir, user) for name, split, _ in mixture_parts(data)]
     sizes = [size for size, *_ in parts]
     examples = sum(sizes) if all(sizes) else 0
     names = ()
@@ -115,9 +124,9 @@ def declared(config) -> Facts:
     """Facts without reading a record: from the config, else the catalog, else a listing."""
     data = config.data
     if data.name == "mixture":
-        examples, classes, names = size_of_mixture(data)
+        examples, classes, names = size_of_mixture(data, config.user)
     else:
-        examples, classes, names = size_of(data.name, data.split)
+        examples, classes, names = size_of(data.name, data.split, data.data_dir, config.user)
         if data.subset and examples:
             examples = splits.amount(data.subset, examples, data.name)
     examples = data.num_examples or examples
@@ -126,6 +135,7 @@ def declared(config) -> Facts:
         raise UserError(
             f"the number of examples and classes of {data_name(data)} is not known without the "
             "data: set data.num_examples and model.num_classes"
+            f"{meanings.data_set_meant(data.name)}"
         )
     return Facts(examples, classes, names)
 

@@ -1,12 +1,15 @@
 """Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture,
-or one that TFDS has prepared.
+MODULE:ATTRIBUTE of the user's own, or one that TFDS has prepared.
+
+`user` is `config.user`, for a data set of the user's own.
 """
 
 import numpy as np
 import tensorflow as tf
 
 from vit_jax.cli import objects
-from vit_jax.data.sources import catalog, splits, storage, vtab_tasks
+from vit_jax.config import is_own
+from vit_jax.data.sources import catalog, own, splits, storage, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.data.sources.by_class import ByClass
@@ -22,10 +25,12 @@ def must_be_reachable(name: str, data_dir: str) -> None:
         storage.must_be_reachable(location)
 
 
-def open_source(name: str, split: str, data_dir: str = "") -> Source:
+def open_source(name: str, split: str, data_dir: str = "", user=None) -> Source:
     """Opens a split of a data set."""
     must_be_reachable(name, data_dir)
     tf.config.set_visible_devices([], "GPU")
+    if is_own(name):
+        return own.load(name, split, data_dir, user)
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         return vtab_source.open_part(name, task, vtab_source.find(task, data_dir), split)
@@ -36,7 +41,9 @@ def open_source(name: str, split: str, data_dir: str = "") -> Source:
 
 
 def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
-    """Examples of every split of a data set, by all of its names."""
+    """Examples of every split of a data set, by all of its names; of the user's own none is known."""
+    if is_own(name):
+        return {}
     must_be_reachable(name, data_dir)
     listing = catalog.listing(name)
     if listing is None:
@@ -45,13 +52,13 @@ def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
     return {split: len(numbers) for split, numbers in listing.splits.items()}
 
 
-def open_training(data) -> Source:
+def open_training(data, user=None) -> Source:
     """What `config.data` trains on: a data set, a stratified part of it, or a mixture."""
     if data.name == "mixture":
         parts = catalog.mixture_parts(data)
-        opened = [open_source(name, split, data.data_dir) for name, split, _ in parts]
+        opened = [open_source(name, split, data.data_dir, user) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
-    source = open_source(data.name, data.split, data.data_dir)
+    source = open_source(data.name, data.split, data.data_dir, user)
     if data.subset:
         source = Subset(source, subset_of(source, data))
     if data.class_balance:
@@ -59,10 +66,10 @@ def open_training(data) -> Source:
     return source
 
 
-def open_rest(data) -> Source:
+def open_rest(data, user=None) -> Source:
     """What `config.data.subset` leaves out."""
     if data.subset:
-        source = open_source(data.name, data.split, data.data_dir)
+        source = open_source(data.name, data.split, data.data_dir, user)
         rest = np.setdiff1d(np.arange(len(source)), subset_of(source, data))
         if len(rest):
             return Subset(source, rest)

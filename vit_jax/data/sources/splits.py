@@ -31,6 +31,22 @@ def select(expression: str, splits: Mapping[str, np.ndarray], where: str) -> np.
     return np.concatenate(pieces(expression, splits, where))
 
 
+def matched(expression: str, where: str) -> list[re.Match]:
+    """The parts of a split expression: see `pieces`."""
+    parts = [_PART.fullmatch(part) for part in expression.split("+")]
+    if not all(parts):
+        raise UserError(
+            f"split {expression!r} of {where} is not valid: write NAME or NAME[from:to], such "
+            "as train[:90%]"
+        )
+    return parts
+
+
+def names(expression: str, where: str) -> list[str]:
+    """The splits that a split expression has parts of."""
+    return [match[1] for match in matched(expression, where)]
+
+
 def pieces(expression: str, splits: Mapping[str, Sequence[int]], where: str) -> list[Sequence[int]]:
     """The slices of splits that a split expression names.
 
@@ -41,13 +57,7 @@ def pieces(expression: str, splits: Mapping[str, Sequence[int]], where: str) -> 
       where: the data set, for messages.
     """
     parts = []
-    for part in expression.split("+"):
-        match = _PART.fullmatch(part)
-        if match is None:
-            raise UserError(
-                f"split {expression!r} of {where} is not valid: write NAME or NAME[from:to], such "
-                "as train[:90%]"
-            )
+    for match in matched(expression, where):
         name = match[1]
         if name not in splits:
             raise UserError(f"split {name!r} does not exist in {where}: it has {', '.join(splits)}")
@@ -56,8 +66,8 @@ def pieces(expression: str, splits: Mapping[str, Sequence[int]], where: str) -> 
         high = _position(match[3], size, size)
         if not 0 <= low < high <= size:
             raise UserError(
-                f"split {part.strip()!r} of {where} is examples {low} to {high} of {size}: choose "
-                "a part of it"
+                f"split {match[0].strip()!r} of {where} is examples {low} to {high} of {size}: "
+                "choose a part of it"
             )
         parts.append(splits[name][low:high])
     return parts

@@ -2,15 +2,18 @@
 images still encoded.
 """
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from vit_jax.cli import regular
+from vit_jax.config import meanings
 from vit_jax.data.sources import array_record, index_cache, storage, tfds_labels, tfrecord
 from vit_jax.data.sources.source import Source
 from vit_jax.errors import UserError, one_line
@@ -35,6 +38,18 @@ def is_known(name: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Removes the folder that TFDS makes, and leaves, for a data set that is not prepared."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 def open_builder(name: str, data_dir: str):
     """The builder of a data set, prepared or not.
 
@@ -46,11 +61,12 @@ def open_builder(name: str, data_dir: str):
     where = data_dir or default_data_dir()
     regular.check_below(os.path.join(os.path.expanduser(where), re.split("[/:]", name)[0]))
     try:
-        return tfds.builder(name, data_dir=data_dir or None)
+        with own_temporary_folder():
+            return tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError:
         raise UserError(
             f"data set {name!r} is neither known to TFDS nor prepared in {where}: correct "
-            "data.name, or set data.data_dir"
+            f"data.name, or set data.data_dir{meanings.data_set_meant(name)}"
         ) from None
     except Exception as error:  # of any type, such as for a damaged dataset_info.json
         raise UserError(

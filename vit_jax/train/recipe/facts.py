@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from vit_jax.cli import objects
+from vit_jax.config import is_own
 from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
@@ -72,7 +73,7 @@ def data_set(text: str) -> str:
             f"{text} is a task of VTAB, which has a protocol of its own: run vit_jax.vtab, or "
             f"--config=configs/finetune.py:VARIANT,{text}"
         )
-    if kind in catalog.LISTED:
+    if kind in catalog.LISTED or is_own(text):
         return text
     if objects.is_object(text):
         return f"folder:{text}"
@@ -104,7 +105,7 @@ def read_data(config) -> Data:
     from vit_jax.data.sources import open as sources
 
     data = config.data
-    source = sources.open_training(data)
+    source = sources.open_training(data, config.user)
     sizes = sources.split_sizes(data.name, data.data_dir)
     test = next((name for name in TEST if name in sizes), "")
     if data.name in catalog.CATALOG:

@@ -101,13 +101,13 @@ class Wish:
         self.config(choices, **{"evals.test.type": "classification"})
 
     def data(self):
-        """`config.data` of everything that the recipe divides into parts."""
+        """The config of everything that the recipe divides into parts, as far as data go."""
         if self.gives("data.subset"):
             raise UserError(
                 "config key data.subset is needed to hold a part out: choose the part by "
                 "--held_out, such as 20%, and what is trained on by data.split"
             )
-        mine = [text for text in self.overrides if re.match(r"--(no)?config\.data\.", text)]
+        mine = [text for text in self.overrides if re.match(r"--(no)?config\.(data|user)\.", text)]
         config = configs.from_values({"data.name": self.data_name}, mine)
         with config.unlocked():
             config.data.class_balance = 0.0

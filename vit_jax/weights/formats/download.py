@@ -1,4 +1,4 @@
-"""Downloads a file. The server may be slow, broken or hostile, so what it sends is limited in size
+"""Asks a server for a file. It may be slow, broken or hostile, so what it sends is limited in size
 and in time.
 """
 
@@ -29,6 +29,8 @@ CHUNK = 2**15  # bytes, which the lowest rate fills within a window
 OVERHEAD = 2**24  # bytes between two chunks that are no content, such as headers
 
 MOVED = (301, 302, 303, 307, 308)
+NOT_MODIFIED = 304
+OUT_OF_RANGE = 416
 ABSENT = (403, 404)
 BUSY = (408, 429)
 
@@ -169,18 +171,22 @@ def redirected(url: str, location: str) -> str:
     return target
 
 
-def opened(url: str, progress: Progress) -> http.client.HTTPResponse:
+def opened(url: str, progress: Progress, headers: dict[str, str]) -> http.client.HTTPResponse:
     """The answer of the server, after redirects.
 
     Raises:
-      OSError, ValueError, HTTPException: there is none, or not one of success.
+      OSError, ValueError, HTTPException: there is none, or not one of success, nor that the file
+        was not modified or has no such range.
     """
     opener = urllib.request.build_opener(Handler(progress), NoRedirects)
     for _ in range(REDIRECTS + 1):
         progress.restart()
         try:
-            return opener.open(url, timeout=STALL_S)
+            request = urllib.request.Request(url, headers=headers)
+            return opener.open(request, timeout=STALL_S)
         except urllib.error.HTTPError as error:
+            if error.code in (NOT_MODIFIED, OUT_OF_RANGE) and headers:
+                return error
             location = error.headers.get("Location")
             if error.code not in MOVED or not location:
                 raise
@@ -206,32 +212,48 @@ def check_room(folder: pathlib.Path, url: str, size: int = 0) -> None:
     if free < size + RESERVE:
         raise UserError(
             f"{shown(url)} does not fit in {folder}, where {free / 2**20:,.0f} MiB are free and "
-            f"{RESERVE / 2**20:,.0f} MiB must stay free: make room, or set TMPDIR to another folder"
+            f"{RESERVE / 2**20:,.0f} MiB must stay free: make room, or set VIT_JAX_CACHE (TMPDIR "
+            "for an address with a query) to another folder"
         )
 
 
-def content(url: str, folder: pathlib.Path) -> Iterator[bytes]:
-    """The content of a file, in parts, as long as what is written fits in `folder`.
+def request(url: str, progress: Progress, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """The answer to a request for a file: see `opened`.
 
     Raises:
       Absent: the server does not have the file.
-      Unavailable: it does not answer, is slow, or ends too early.
+      Unavailable: it does not answer.
       UserError: anything else is wrong.
     """
-    progress = Progress()
+    try:
+        response = opened(url, progress, headers)
+        declared_size(response)  # an answer with a wrong one is as bad as none
+        return response
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise failure(url, error) from error
+
+
+def content(
+    url: str, response: http.client.HTTPResponse, progress: Progress, folder: pathlib.Path
+) -> Iterator[bytes]:
+    """The content of an answer, in parts, as long as what is written fits in `folder`.
+
+    Raises:
+      Unavailable: the server is slow, or ends too early.
+      UserError: anything else is wrong.
+    """
     received = checked = 0
     try:
-        with opened(url, progress) as response:
-            expected = declared_size(response)
-            check_room(folder, url, expected or 0)
-            progress.restart()
-            while part := response.read(CHUNK):
-                progress.mark(len(part))
-                received += len(part)
-                if received >= checked:
-                    check_room(folder, url)
-                    checked = received + CHECK
-                yield part
+        expected = declared_size(response)
+        check_room(folder, url, expected or 0)
+        progress.restart()
+        while part := response.read(CHUNK):
+            progress.mark(len(part))
+            received += len(part)
+            if received >= checked:
+                check_room(folder, url)
+                checked = received + CHECK
+            yield part
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise failure(url, error) from error
     if expected not in (None, received):
@@ -260,13 +282,7 @@ def kind_of(error: Exception) -> type[UserError]:
     return Unavailable if may_pass else UserError
 
 
-def download(url: str, target: pathlib.Path, required: bool) -> None:
-    """Downloads one file, completely; it may be absent if it is not `required`."""
-    try:
-        with target.open("wb") as file:
-            for part in content(url, target.parent):
-                file.write(part)
-    except Absent:
-        target.unlink()
-        if required:
-            raise
+def has_no_answer(error: UserError) -> bool:
+    """Whether a request failed before the server said anything of the file."""
+    reason = getattr(error.__cause__, "reason", None)
+    return isinstance(error, Unavailable) or isinstance(reason, socket.gaierror)

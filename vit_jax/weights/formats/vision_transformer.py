@@ -5,10 +5,11 @@ and of BiT.
 import logging
 import re
 
+from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.weights.formats import bit, mixer
 from vit_jax.weights.formats.infer import image_size_of, infer_fields, saved_image_size
-from vit_jax.weights.formats.weights import Weights, rename
+from vit_jax.weights.formats.weights import POSEMB, Weights, rename
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,15 @@ def is_group_norm(name: str) -> bool:
     return bool(re.search(r"(^|/)gn(\d|_\w+)/[^/]+$", name))
 
 
-def read(arrays: dict, path, grid=None, image_size=None) -> Weights:
-    """Weights from the arrays of a published file."""
+def read(arrays: dict, path, grid=None, image_size=None, posemb=None) -> Weights:
+    """Weights from the arrays of a published file.
+
+    Args:
+      arrays: by name.
+      path: for messages.
+      grid, image_size: see `weights.load.read`.
+      posemb: the position embedding of a model whose file has none.
+    """
     if bit.is_bit(arrays):
         return read_bit(arrays, image_size, "published")
     if mixer.is_mixer(arrays):
@@ -48,8 +56,26 @@ def read(arrays: dict, path, grid=None, image_size=None) -> Weights:
         params, fields, path, grid, image_size, file_names=file_names
     )
     if fields["posemb"] == "sincos2d":
-        log.warning("%s has no position embedding: using a fixed sin-cos embedding", path)
+        fields["posemb"] = unlearned_posemb(arrays, path, posemb)
     return Weights(params, fields, format="published", file_names=file_names)
+
+
+def unlearned_posemb(arrays: dict, path, posemb: str | None) -> str:
+    """The position embedding of a model whose file has none.
+
+    Raises:
+      UserError: all files with names such as these have one, and `posemb` is not given.
+    """
+    if posemb in ("sincos2d", "none"):
+        return posemb
+    if posemb is None and any("/MultiHeadDotProductAttention_1/" in name for name in arrays):
+        raise UserError(
+            f"{path} has no {POSEMB}, the position embedding, although its names are those of "
+            "vision_transformer: fetch it again; if its model has a fixed one, give "
+            "posemb=sincos2d (--config.model.posemb=sincos2d in training)"
+        )
+    log.warning("%s has no position embedding: using a fixed sin-cos embedding", path)
+    return "sincos2d"
 
 
 def read_bit(arrays: dict, image_size, format: str, **fields) -> Weights:
