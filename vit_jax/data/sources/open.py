@@ -41,7 +41,7 @@ def open_source(name: str, split: str, data_dir: str = "", user=None) -> Source:
 
 
 def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
-    """Examples of every split of a data set, by all of its names; of the user's own none is known."""
+    """Examples of every split of a data set, by all of its names; {} for the user's own."""
     if is_own(name):
         return {}
     must_be_reachable(name, data_dir)

@@ -48,7 +48,7 @@ def results(final: Mapping[str, float]) -> list[tuple[str, str]]:
     """Every evaluation, and its accuracy with the interval that its number of images allows."""
     rows = []
     for key, value in final.items():
-        name, metric = key.split("/")[1:] if key.startswith("eval/") else ("", "")
+        name, metric = key.split("/", 2)[1:] if key.startswith("eval/") else ("", "")
         if metric == "top1":
             count = int(final[f"eval/{name}/count"])
             low, high = choose.interval(value, max(count, 1))
