@@ -139,7 +139,8 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     """From photos to predictions; a second start makes the same choices without measuring."""
     monkeypatch.chdir(tmp_path)
     photos = write_photos(tmp_path / "my photos", {"digit 0": 24, "digit 1": 6, "digit 7": 9})
-    flags = [photos, f"--init_from={weights}", "--config.total_epochs=8", f"--json={tmp_path}/out"]
+    flags = [photos, f"--init_from={weights}", "--config.total_epochs=8", "--lrs=0.01,0.03"]
+    flags.append(f"--json={tmp_path}/out")
     assert finetune.main(flags) == 0
     out = capsys.readouterr()
     assert "39 images of 3 classes" in out.err and "measuring the step" in out.err
@@ -147,13 +148,13 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     folder = tmp_path / "my photos-finetuned"
     record = json.loads((folder / "config.json").read_text())
     assert record["config"]["data"]["class_balance"] == 0.5, "24 images of one class, 6 of another"
-    assert record["config"]["image_size"] == 8 and record["lrs"] == [0.003, 0.01, 0.03]
+    assert record["config"]["image_size"] == 8 and record["lrs"] == [0.01, 0.03]
     rows = {what: (chosen, why) for what, chosen, why in record["rows"]}
     assert rows["held out"][0] == "8 of 39 images"
     assert rows["length"][0] == "16 steps = 8.26 epochs"
     assert rows["length"][1].startswith("set on the command line; ends if the held-out loss")
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    assert runs == ["final", "lr_0.003", "lr_0.01", "lr_0.03"]
+    assert runs == ["final", "lr_0.01", "lr_0.03"]
     found = json.loads((tmp_path / "out").read_text())
     lowest = min(found["tried"], key=found["tried"].get)
     assert float(lowest) == found["lr"], "the loss decides: only 8 images are held out"

@@ -10,7 +10,7 @@ from scipy import stats
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
-from vit_jax.train.recipe import choose, facts, prepare
+from vit_jax.train.recipe import choose, facts, held_out, prepare
 from vit_jax.train.recipe.choose import Plan, Sizes
 
 CPU = facts.Device("CPU", True, 1, 8 * 2**30, False)
@@ -25,13 +25,13 @@ def data(counts, **more) -> facts.Data:
 
 
 @pytest.mark.parametrize(
-    "count, held_out",
+    "count, wanted",
     [(162, 32), (999, 200), (5_000, 500), (50_000, 1_000), (1_000_000, 20_000)],
 )
-def test_the_held_out_share_falls_with_the_number_of_images(count, held_out):
+def test_the_held_out_share_falls_with_the_number_of_images(count, wanted):
     counts = [count // 3, count // 3, count - 2 * (count // 3)]
-    _, sizes = choose.hold_out(data(counts))
-    assert sizes.held_out == pytest.approx(held_out, abs=1)
+    _, sizes = held_out.hold_out(data(counts))
+    assert sizes.held_out == pytest.approx(wanted, abs=1)
     assert sizes.train + sizes.held_out == count
 
 
@@ -39,22 +39,22 @@ def test_the_held_out_share_falls_with_the_number_of_images(count, held_out):
     "counts", [[3, 3, 3, 3], [2, 2], [100, 3, 2, 2], [30, 1], [50, 50, 1, 40], [7] * 20]
 )
 def test_every_class_is_trained_on_and_held_out(counts):
-    part, _ = choose.hold_out(data(counts))
+    part, _ = held_out.hold_out(data(counts))
     percent = 100 - float(part.values["data.subset"].rstrip("%"))
     labels = data(counts).labels
     seed = part.values["data.subset_seed"]
-    trained = choose.part_without(labels, percent, seed, "photos")
+    trained = held_out.part_without(labels, percent, seed, "photos")
     assert (np.bincount(labels[trained], minlength=len(counts)) > 0).all()
-    held_out = np.bincount(labels[~trained], minlength=len(counts))
-    assert (held_out[np.asarray(counts) > 1] > 0).all()
+    others = np.bincount(labels[~trained], minlength=len(counts))
+    assert (others[np.asarray(counts) > 1] > 0).all()
 
 
 def test_a_split_for_validation_is_what_is_held_out_unless_a_share_is_wanted():
     with_val = data([80, 80], val="val", num_val=40)
-    part, sizes = choose.hold_out(with_val)
+    part, sizes = held_out.hold_out(with_val)
     assert part.values == {"evals.held_out.data.split": "val"}
     assert sizes == Sizes(160, 40)
-    part, sizes = choose.hold_out(with_val, "25%")
+    part, sizes = held_out.hold_out(with_val, "25%")
     assert part.values["data.subset"] == "75%" and sizes == Sizes(120, 40)
 
 
@@ -73,13 +73,13 @@ def test_what_no_classifier_can_be_trained_on(counts, says):
 
 def test_many_classes_with_one_image_are_named():
     with pytest.raises(UserError, match=r"60 classes of folder:photos train have one image each"):
-        choose.hold_out(data([40] + [1] * 60))
+        held_out.hold_out(data([40] + [1] * 60))
 
 
 @pytest.mark.parametrize("share, count", [(0.9, 32), (1.0, 12), (0.0, 5), (0.5, 1), (0.97, 10_000)])
 def test_the_interval_is_wilsons(share, count):
     result = stats.binomtest(round(share * count), count).proportion_ci(0.95, "wilson")
-    low, high = choose.interval(round(share * count) / count, count)
+    low, high = held_out.interval(round(share * count) / count, count)
     assert (low, high) == pytest.approx((result.low, result.high), abs=2e-4)
 
 
@@ -164,6 +164,14 @@ def test_classes_are_balanced_if_one_has_three_times_as_many_images(counts, valu
     assert [choice.values for choice in found] == ([values] if values else [])
 
 
+def test_images_without_a_label_are_in_no_class():
+    """With several labels for an image, some may have none."""
+    found = facts.Data("csv:x", "train", np.asarray([-1, 0, 1, 1, -1, 0]), (), 2, many_labels=True)
+    assert found.counts.tolist() == [2, 2]
+    choose.check(found)
+    assert held_out.hold_out(found)[1].train >= 3
+
+
 def test_several_labels_need_another_loss():
     (choice,) = choose.classes(data([100, 1], many_labels=True))
     assert choice.values == {"loss": "sigmoid_xent"}
@@ -173,7 +181,7 @@ def test_several_labels_need_another_loss():
 @pytest.mark.parametrize("overrides", [(), ("--config.total_epochs=3", "--config.optim.lr=0.5")])
 def test_choices_make_a_config_that_the_user_overrides(head_only, overrides):
     wish = prepare.Wish("folder:photos", "B_16.npz", overrides)
-    part, sizes = choose.hold_out(data([80, 82], test="test"))
+    part, sizes = held_out.hold_out(data([80, 82], test="test"))
     start = facts.Start("B_16.npz", "B/16", 224)
     choices = [choose.model(start, CPU), part, choose.batch_size(sizes, CPU)]
     choices += [choose.augmentation(sizes), *choose.report_on(data([80, 82], test="test"))]

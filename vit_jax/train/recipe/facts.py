@@ -40,7 +40,11 @@ class Data:
     @property
     def counts(self) -> np.ndarray:
         """Images of each class."""
-        return np.bincount(self.labels, minlength=self.num_classes)
+        return self.count(self.labels)
+
+    def count(self, labels: np.ndarray) -> np.ndarray:
+        """How often each class occurs; -1 is an image without any."""
+        return np.bincount(labels[labels >= 0], minlength=self.num_classes)
 
 
 @dataclasses.dataclass(frozen=True)

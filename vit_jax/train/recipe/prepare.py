@@ -22,7 +22,7 @@ from vit_jax.distributed import messages, versions
 from vit_jax.errors import UserError
 from vit_jax.train import run_data
 from vit_jax.train.experiment import plan_steps
-from vit_jax.train.recipe import choose, facts, measure
+from vit_jax.train.recipe import choose, facts, held_out, measure
 from vit_jax.train.recipe.choose import Choice
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats.weights import Weights
@@ -188,7 +188,7 @@ def find(wish: Wish) -> Found:
     wish.check()
     data = facts.read_data(wish.data())
     choose.check(data)
-    part, sizes = choose.hold_out(data, wish.held_out)
+    part, sizes = held_out.hold_out(data, wish.held_out)
     return Found(data, part, sizes, pretrained.read(wish.init_from))
 
 

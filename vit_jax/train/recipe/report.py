@@ -9,7 +9,7 @@ from rich.table import Table
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli.terminal import Console
 from vit_jax.train import metrics
-from vit_jax.train.recipe import choose
+from vit_jax.train.recipe import held_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def results(final: Mapping[str, float]) -> list[tuple[str, str]]:
         name, metric = key.split("/", 2)[1:] if key.startswith("eval/") else ("", "")
         if metric == "top1":
             count = int(final[f"eval/{name}/count"])
-            low, high = choose.interval(value, max(count, 1))
+            low, high = held_out.interval(value, max(count, 1))
             text = f"top1 {value:.2%} ({low:.1%} to {high:.1%}, {count:,} images)"
             rows.append((name, text))
         elif metric not in ("", "loss", "count"):
