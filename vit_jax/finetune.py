@@ -191,7 +191,7 @@ def work(args) -> None:
 def work_by_config(args) -> None:
     config = args.config
     lrs = LRS if args.lrs is None else learning_rates(args.lrs)
-    share = train_share(args.held_out or "10%")
+    share = train_share("10%" if args.held_out is None else args.held_out)
     if not args.workdir:
         raise UserError("--workdir is missing: say where the runs write, such as --workdir=DIR")
     # A config that does not fit is found before anything starts.
@@ -241,13 +241,13 @@ def wish_of(args) -> prepare.Wish:
         raise UserError(
             "--init_from is missing: give the weights to start from, such as --init_from=B_16.npz"
         )
-    if args.held_out:
+    if args.held_out is not None:
         train_share(args.held_out)
     return prepare.Wish(
         data_name=facts.data_set(args.folder),
         init_from=prepare.location_of(given[-1].partition("=")[2]),
         overrides=tuple(text for text in args.overrides if text not in given),
-        lrs=tuple(learning_rates(args.lrs)) if args.lrs else (),
+        lrs=() if args.lrs is None else tuple(learning_rates(args.lrs)),
         held_out=args.held_out or "",
     )
 
