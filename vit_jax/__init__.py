@@ -50,6 +50,10 @@ __all__ = [
     "score",
 ]
 
+# Before JAX sets it to 1: TensorFlow would log Python's traceback for every damaged image, and more
+# that concerns nobody. What fails is raised all the same.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 # python -m vit_jax.COMMAND, whose imports follow
 if sys.argv[:1] == ["-m"] and any(f"{word}.".startswith("vit_jax.") for word in sys.orig_argv):
     errors.end_on_signals()

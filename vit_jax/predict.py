@@ -53,12 +53,13 @@ def predict(
       that can be read (the last two only if `top_k` > 0); `unreadable`, the paths of the other
       images; `names` of the classes.
     """
-    from vit_jax.data.sources import file_list
+    from vit_jax.data.sources import file_list, ignored
 
     loaded = pretrained.build(weights, image_size=image_size)
     if top_k:
         predictions.check_has_head(loaded, "--top_k=0")
     files, listing = file_list.load(paths)
+    ignored.report(", ".join(paths), listing.ignored)
     predictor = predictions.Predictor(loaded, min(top_k, loaded.model.num_classes))
     rows = predictor.rows(PER_DEVICE * jax.device_count())
     outputs = []

@@ -231,6 +231,17 @@ def test_a_missing_file_is_named():
         configs.load("nowhere/c.py:B/16")
 
 
+def test_runs_of_versions_without_a_key_are_continued(tiny):
+    saved = configs.to_json(configs.load(tiny))
+    del saved["data"]["exif_rotation"]
+    for value in ("True", "False"):
+        config = configs.load(tiny, [f"--config.data.exif_rotation={value}"])
+        assert workdir.differences(config, saved) == []
+    assert workdir.differences(config, configs.to_json(configs.load(tiny))) == [
+        "data.exif_rotation: True -> False"
+    ]
+
+
 def test_json_round_trip_shows_no_difference_and_changes_are_told(tiny):
     config = configs.load(tiny)
     saved = configs.to_json(config)

@@ -20,9 +20,9 @@ from test_pipeline import SIDE, eval_config, memory_source, noise
 
 from vit_jax import config as configs
 from vit_jax.data import __main__ as command
-from vit_jax.data import check as check_command
 from vit_jax.data import eval_cache, image_ops, images, pipeline, stage_times
 from vit_jax.data.augment.batch import FLIP, flip, keys
+from vit_jax.data.check import contact_sheet
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import storage
 from vit_jax.errors import UserError
@@ -189,7 +189,7 @@ def test_check_prints_what_looks_like_markup(arguments, tiny, tmp_path, capsys):
 
 def test_sheets_of_long_names_differ(tmp_path):
     paths = [
-        check_command.sheet_path(str(tmp_path), "train", "folder:/" + "\u00e4" * 300 + end)
+        contact_sheet.file_of(str(tmp_path), "train", "folder:/" + "\u00e4" * 300 + end)
         for end in "ab"
     ]
     assert paths[0] != paths[1] and max(len(os.fsencode(path.name)) for path in paths) < 240

@@ -26,6 +26,7 @@ from vit_jax.data.sources import (
     index_cache,
     listing,
     splits,
+    tar_members,
     tars,
 )
 from vit_jax.data.sources import open as sources
@@ -176,7 +177,7 @@ def test_the_index_of_tars_is_kept_while_they_are_unchanged(tmp_path, monkeypatc
     path = make_tar(tmp_path / "0.tar", wds(range(4)))
     first = tars.load(str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(tars, "members", None)  # would fail
+        patch.setattr(tar_members, "members", None)  # would fail
         again = tars.load(str(tmp_path))
     assert again.fingerprint == first.fingerprint and pixels(again, range(4)) == [0, 1, 2, 3]
     make_tar(tmp_path / "0.tar", wds(range(5, 11)))
@@ -250,10 +251,10 @@ def test_tars_end_by_zeros_and_nothing_else(tmp_path):
         path.write_bytes(whole[:keep])
         text = wrong(tars.load, str(path))
         assert f"at byte {keep}, after its member owl/" in text and "cut off" in text
-    for more in (b"", bytes(512), bytes(tars.CHUNK + 100)):
+    for more in (b"", bytes(512), bytes(tar_members.CHUNK + 100)):
         path.write_bytes(whole[: 2048 + 512] + more)
         assert len(tars.load(str(path)).labels()) == 2
-    for more in (whole, bytes(tars.CHUNK) + b"x"):
+    for more in (whole, bytes(tar_members.CHUNK) + b"x"):
         path.write_bytes(whole + more)
         text = wrong(tars.load, str(path))
         assert "does not end with zeros at byte 2048" in text and "several tars in one file" in text

@@ -3,6 +3,7 @@ by training.
 """
 
 import argparse
+import collections
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 
+import nasty
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,6 +23,7 @@ from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax.data import __main__ as command
+from vit_jax.data import pillow
 from vit_jax.data.prepare import command as prepare
 from vit_jax.data.prepare import imagenet21k, shards, writer
 from vit_jax.data.sources import open as sources
@@ -351,6 +354,46 @@ def test_short_side(config_file, tmp_path):
         ):  # at 32 pixels these colours suffer from 4:2:0
             levels = [np.asarray(file.convert(mode)).astype(int) for file in (image, wanted)]
             assert np.abs(levels[0] - levels[1]).mean() < most, (name, mode)
+
+
+@pytest.mark.parametrize("side", [0, 40])
+def test_a_copy_shows_what_the_files_show(side, config_file, tmp_path):
+    """Copies are read as TFDS is, without EXIF, and TFDS decodes neither TIFF, HEIC nor AVIF."""
+    files = {
+        f"a/{number}{suffix}": nasty.encoded(photo, kind, orientation, **options)
+        for number, photo in enumerate(nasty.photos(2))
+        for orientation in (1, 6, 7)
+        for suffix, kind, options in (
+            (f"{orientation}.jpg", "JPEG", dict(quality=95, subsampling=0)),
+            (f"{orientation}.png", "PNG", {}),
+            (f"{orientation}.tif", "TIFF", {}),
+            (f"{orientation}.avif", "AVIF", dict(quality=95, subsampling="4:4:4")),
+            (f"{orientation}.heic", "HEIF", dict(quality=95)),
+        )
+    }
+    make_folder(tmp_path / "set", files)
+    name = f"folder:{tmp_path}/set"
+    run(
+        config_file,
+        f"--out={tmp_path}/out",
+        "--name=copied",
+        f"--short_side={side}",
+        data__name=name,
+    )
+    copied = [encoded for encoded, _ in everything("copied", tmp_path / "out")]
+    wanted = [np.asarray(pillow.decode(content, rotates=True)) for content in files.values()]
+    shapes = collections.Counter()
+    for encoded in copied:
+        found = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+        with Image.open(io.BytesIO(encoded)) as image:
+            assert encoded in files.values() or pillow.orientation(image) == 1
+        small = [np.asarray(Image.fromarray(one).resize(found.shape[1::-1])) for one in wanted]
+        alike = [np.abs(found.astype(int) - one).mean() for one in small]
+        assert min(alike) < 8  # of other pixels, 100
+        shapes[found.shape[0] > found.shape[1]] += 1
+    assert shapes[True] == sum(one.shape[0] > one.shape[1] for one in wanted) > 4
+    upright = [content for path, content in files.items() if path.endswith(("1.jpg", "1.png"))]
+    assert bool(side) or set(upright) <= set(copied)  # byte by byte
 
 
 def test_corrupt_images_stop_or_are_left_out(config_file, tmp_path):

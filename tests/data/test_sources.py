@@ -18,6 +18,7 @@ from tensorflow_datasets.datasets.imagenet_v2 import imagenet_v2_dataset_builder
 
 from vit_jax import config as configs
 from vit_jax.data import gif, images, pipeline
+from vit_jax.data.sources import folder as image_folder
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import with_classes
@@ -556,7 +557,13 @@ def test_folders_may_be_links(tmp_path):
     (tmp_path / "set/train/emu").unlink()
     (tmp_path / "store/owl/circle").symlink_to(tmp_path / "store")
     (tmp_path / "store/back").symlink_to(tmp_path / "store")
-    assert "is a link to a folder that contains it" in message(f"folder:{tmp_path}/store", "train")
+    (tmp_path / "store/owl/gone.png").symlink_to(tmp_path / "elsewhere.png")
+    found = image_folder.load(f"{tmp_path}/store")
+    assert len(found) == 5
+    assert found.ignored == {"behind a link to a folder above": 2, "behind a broken link": 1}
+    # A link that is repaired changes no folder.
+    save(tmp_path / "elsewhere.png")
+    assert len(image_folder.load(f"{tmp_path}/store")) == 6
 
 
 def test_names_that_are_no_utf8_are_listed(tmp_path):

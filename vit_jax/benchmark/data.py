@@ -66,19 +66,22 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     blank = tf.zeros([*host.size, 3], tf.uint8)
 
     def until(stage: Callable) -> pipeline.Pipeline:
-        def image(encoded, seed):
-            with tf.control_dependencies([stage(encoded, seed)]):
+        def image(encoded, seed, rotates):
+            with tf.control_dependencies([stage(encoded, seed, rotates)]):
                 return tf.identity(blank)
 
         return dataclasses.replace(host, image=image)
 
-    found = {"read and parse": until(lambda encoded, seed: encoded)}
+    found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
     if config.data.crop in images.BOXES:
         box = images.window(config.data, config.image_size)
-        decode_box = lambda encoded, seed: images.decode_box(encoded, seed, box)  # noqa: E731
-        found["decode and crop"] = until(decode_box)
+        found["decode and crop"] = until(
+            lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)
+        )
     else:
-        found["decode"] = until(lambda encoded, seed: images.decode(encoded))
+        found["decode"] = until(
+            lambda encoded, seed, rotates: images.decode(encoded, rotates=rotates)
+        )
     found["resize"] = host
     return found
 

@@ -46,7 +46,9 @@ def begin() -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Imports TensorFlow without what its C++ logs at its import, which no variable turns off."""
+    """Imports TensorFlow without what its C++ logs at its import, which only TF_ENABLE_ONEDNN_OPTS=0
+    turns off, and with it oneDNN's allocator, without which the pipeline takes 7 % more core time.
+    """
 
     is_asked = False  # by itself
 

@@ -178,6 +178,9 @@ DATA = dict(
     erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE),
     augment=key((), "augmentations of your own, MODULE:FUNCTION, in this order",
                 own=("image", "label", "key")),
+    exif_rotation=key(True, "images of folders, tars and CSV files are turned upright as their "
+                      "EXIF says, also at evaluation; those of TFDS never are, as in the published "
+                      "pipelines", vtab=False),
     on_corrupt=key("error", "for an image that can't be decoded", {
         "error": "end the run", "skip": "count and list it"}, resume=True),
     threads=key(0, "host threads that read and decode; 0: one per core", within=(0, 1024),

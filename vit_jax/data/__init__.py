@@ -9,9 +9,6 @@ The path of an image, file by file:
   augment/      on the device: flip, RandAugment, mixup, ...
 """
 
-import os
+from vit_jax.cli import quiet
 
-# Without this, TensorFlow logs much more than errors. A line about oneDNN remains at its import,
-# which cli/quiet.py holds back: TF_ENABLE_ONEDNN_OPTS=0 would remove it, but also oneDNN's
-# allocator, without which the pipeline takes 7 % more core time.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+quiet.begin()

@@ -1,6 +1,7 @@
 """Shows, checks and prepares the data sets that a config trains and evaluates on.
 
 python -m vit_jax.data show|check|prepare --config=FILE.py[:ARG] [--config.KEY=VALUE ...]
+python -m vit_jax.data check FOLDER
 """
 
 import importlib
@@ -12,12 +13,12 @@ from vit_jax.errors import NegativeResult
 
 PARTS = {
     "show": "the ids and random choices of one global batch",
-    "check": "whether every data set of the config can be read",
+    "check": "what is in a folder of images, or in the data sets of a config, and what is wrong",
     "prepare": "download, convert or shrink data sets",
 }
 MODULES = {
     "show": "vit_jax.data.show",
-    "check": "vit_jax.data.check",
+    "check": "vit_jax.data.check.command",
     "prepare": "vit_jax.data.prepare.command",
 }
 
@@ -38,11 +39,16 @@ def add_arguments(parser, part: str) -> None:
         )
     if part == "check":
         parser.add_argument(
-            "--out", metavar="DIR", default="data_check", help="folder of the contact sheets"
+            "folder",
+            nargs="?",
+            default="",
+            metavar="FOLDER",
+            help="of images, or a .csv or .tar: every image is read, and every fault is named",
         )
         parser.add_argument(
-            "--scan", action="store_true", help="decode every image and name the corrupt ones"
+            "--out", metavar="DIR", default="data_check", help="folder of the contact sheets"
         )
+        parser.add_argument("--scan", action="store_true", help="with --config: decode every image")
     if part == "prepare":
         parser.add_argument(
             "--from", dest="source", metavar="DIR", help="for imagenet21k: the folder of class tars"
@@ -82,6 +88,7 @@ COMMAND = cli.Command(
     add_arguments,
     parts=PARTS,
     config="--config.KEY=VALUE overrides",
+    default_configs={"check": ""},
     json="write the result here",
     recovery="finished files are kept, and the same command continues",
 )

@@ -94,7 +94,7 @@ def preparer(model: Classifier) -> Callable[[bytes], np.ndarray]:
     how = preparation.expected(model)
     if how.pixels_of == "tensorflow":
         return by_tensorflow(how)
-    return lambda encoded: pillow.prepare(pillow.decode(encoded), how)
+    return lambda encoded: pillow.prepare(pillow.decode(encoded, rotates=True), how)
 
 
 @functools.lru_cache(maxsize=8)
@@ -107,7 +107,7 @@ def by_tensorflow(how: preparation.Preparation) -> Callable[[bytes], np.ndarray]
     image = images.eval_image(how, images.most_pixels(runtime.cores()))
     # Outside of a graph, TensorFlow would drop zero bytes at the end of a file.
     prepare = tf.function(
-        lambda encoded: image(encoded, None),
+        lambda encoded: image(encoded, None, rotates=True),
         input_signature=[tf.TensorSpec([], tf.string)],
         autograph=False,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import gif, image_ops, pillow
+from vit_jax.data import exif, gif, image_ops, pillow
 from vit_jax.data.pillow import MAX_PIXELS, must_be_within, too_many
 from vit_jax.distributed import runtime
 from vit_jax.models.preparation import Preparation
@@ -48,14 +48,14 @@ def most_pixels(threads: int) -> int:
     return min(MAX_PIXELS, max(CAMERA_PIXELS, affordable_pixels(threads)))
 
 
-def decode_in_python(encoded: bytes | np.ndarray, most: int) -> np.ndarray:
-    """A GIF, BMP or WebP: see `decode`. Outside of a graph TensorFlow passes an array []."""
-    encoded = encoded if isinstance(encoded, bytes) else encoded.item()
+def decode_in_python(encoded: bytes | np.ndarray, rotates: bool, most: int) -> np.ndarray:
+    """What is neither JPEG nor PNG: see `decode`."""
+    encoded = pillow.as_bytes(encoded)
     if encoded[:3] == b"GIF":
         encoded, count = gif.first_frame(encoded)
         must_be_within(count, most)
         return tf.io.decode_gif(encoded)[0].numpy()
-    return np.asarray(pillow.decode(encoded, most))
+    return np.asarray(pillow.decode(encoded, most, bool(rotates)))
 
 
 def number(encoded, position: int, count: int):
@@ -97,26 +97,37 @@ def declared_pixels(encoded):
     return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
 
 
-def decode(encoded, most: int = MAX_PIXELS):
-    """Decodes JPEG, PNG, GIF, BMP or WebP, grey, with a palette or alpha -> uint8 [H, W, 3].
+def decode(encoded, most: int = MAX_PIXELS, rotates=False):
+    """Decodes JPEG, PNG, GIF, BMP, WebP, TIFF, HEIC or AVIF, grey, with a palette or alpha -> uint8
+    [H, W, 3].
 
-    Of an animation, this is the first frame; gif.py says why a GIF is cut after it. Images of more
-    than `most` pixels are errors. Pillow decodes BMP and WebP: TensorFlow 2.21 reads the palette
-    indices of a BMP as grey values, rejects a WebP with alpha, and corrupts its memory with an
-    animated one.
+    Of an animation or several pages, this is the first; gif.py says why a GIF is cut after it.
+    Images of more than `most` pixels are errors. Pillow decodes all but JPEG, PNG and GIF:
+    TensorFlow 2.21 reads the palette indices of a BMP as grey values, rejects a WebP with alpha,
+    corrupts its memory with an animated one, and does not know the others.
+
+    Args:
+      rotates: whether the image is turned upright as its EXIF says; bool or bool [].
     """
-    is_gif_or_bmp = (piece(encoded, 0, 3) == b"GIF") | (piece(encoded, 0, 2) == b"BM")
-    in_python = is_gif_or_bmp | (piece(encoded, 8, 4) == b"WEBP")
+    is_png = piece(encoded, 0, 4) == b"\x89PNG"
     by_python = functools.partial(decode_in_python, most=most)
+
+    def has_exif(encoded):
+        return tf.cond(is_png, lambda: exif.in_png(encoded), lambda: exif.in_jpeg(encoded))
 
     def by_tensorflow():
         with tf.control_dependencies([check_pixels(declared_pixels(encoded), most)]):
-            return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+            image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+        def turned():
+            return exif.upright(image, exif.orientation(encoded))
+
+        return exif.if_turned(encoded, has_exif, rotates, turned, lambda: image)
 
     image = tf.cond(
-        in_python,
-        lambda: tf.numpy_function(by_python, [encoded], tf.uint8, stateful=False),
+        is_png | (piece(encoded, 0, 3) == b"\xff\xd8\xff"),
         by_tensorflow,
+        lambda: tf.numpy_function(by_python, [encoded, rotates], tf.uint8, stateful=False),
     )
     return tf.ensure_shape(image, [None, None, 3])
 
@@ -128,10 +139,19 @@ def is_complete_jpeg(encoded):
     return (piece(encoded, 0, 3) == b"\xff\xd8\xff") & (piece(encoded, -2, 2) == b"\xff\xd9")
 
 
-def shape_of(encoded):
+def shape_of(encoded, rotates=False):
     """(height, width, channels) of an encoded image, int32 [3]; a JPEG is not decoded for it."""
+
+    def of_jpeg():
+        shape = jpeg_shape(encoded)
+
+        def turned():
+            return exif.upright_shape(shape, exif.orientation(encoded))
+
+        return exif.if_turned(encoded, exif.in_jpeg, rotates, turned, lambda: shape)
+
     return tf.cond(
-        is_complete_jpeg(encoded), lambda: jpeg_shape(encoded), lambda: tf.shape(decode(encoded))
+        is_complete_jpeg(encoded), of_jpeg, lambda: tf.shape(decode(encoded, rotates=rotates))
     )
 
 
@@ -145,14 +165,25 @@ def inception_window(shape, seed, area_min: float):
 BOXES = {"inception": inception_window, "torchvision": image_ops.torchvision_box}
 
 
-def decode_box(encoded, seed, box: Callable, most: int = MAX_PIXELS):
+def decode_box(encoded, seed, box: Callable, most: int = MAX_PIXELS, rotates=False):
     """The window box(shape, seed) of an image, uint8 [h, w, 3]; of a JPEG, only it is decoded."""
 
     def partial():
-        return tf.io.decode_and_crop_jpeg(encoded, box(jpeg_shape(encoded, most), seed), channels=3)
+        shape = jpeg_shape(encoded, most)
+
+        def stored():
+            return tf.io.decode_and_crop_jpeg(encoded, box(shape, seed), channels=3)
+
+        def turned():
+            found = exif.orientation(encoded)
+            wanted = box(exif.upright_shape(shape, found), seed)
+            where = exif.stored_window(wanted, shape, found)
+            return exif.upright(tf.io.decode_and_crop_jpeg(encoded, where, channels=3), found)
+
+        return exif.if_turned(encoded, exif.in_jpeg, rotates, turned, stored)
 
     def full():
-        image = decode(encoded, most)
+        image = decode(encoded, most, rotates)
         y, x, h, w = tf.unstack(box(tf.shape(image), seed))
         return tf.slice(image, [y, x, 0], [h, w, -1])
 
@@ -197,48 +228,51 @@ def resizing(method: str) -> dict:
 
 
 def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
-    """f(encoded, seed int32 [2]) -> uint8 [size, size, 3] by `data.crop` and `data.method`; `most`:
-    pixels of the largest image.
+    """f(encoded, seed int32 [2], rotates) -> uint8 [size, size, 3] by `data.crop` and
+    `data.method`; `most`: pixels of the largest image; `rotates`: see `decode`.
     """
     how = resizing(data.method)
 
-    def box(encoded, seed):
-        return image_ops.resize(decode_box(encoded, seed, window(data, size), most), size, **how)
+    def box(encoded, seed, rotates=False):
+        image = decode_box(encoded, seed, window(data, size), most, rotates)
+        return image_ops.resize(image, size, **how)
 
-    def random(encoded, seed):
-        image = image_ops.resize(decode(encoded, most), larger(size, data.fraction), **how)
+    def random(encoded, seed, rotates=False):
+        image = decode(encoded, most, rotates)
+        image = image_ops.resize(image, larger(size, data.fraction), **how)
         return image_ops.random_crop(image, size, seed)
 
-    def simple(encoded, seed):
-        image = image_ops.resize_small(decode(encoded, most), size, **how)
+    def simple(encoded, seed, rotates=False):
+        image = image_ops.resize_small(decode(encoded, most, rotates), size, **how)
         return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
-    def resize(encoded, seed):
-        return image_ops.resize(decode(encoded, most), size, **how)
+    def resize(encoded, seed, rotates=False):
+        return image_ops.resize(decode(encoded, most, rotates), size, **how)
 
     ways = dict(random=random, simple=simple, resize=resize) | dict.fromkeys(BOXES, box)
     return ways[data.crop]
 
 
 def eval_image(how: Preparation, most: int = MAX_PIXELS) -> Callable:
-    """f(encoded, seed) -> uint8 [height, width, 3], which does not depend on the seed."""
+    """f(encoded, seed, rotates) -> uint8 [height, width, 3], which does not depend on the seed;
+    `rotates`: see `decode`.
+    """
     if how.pixels_of != "tensorflow":
         return functools.partial(eval_image_by_pillow, how=how, most=most)
     resize = dict(squash=image_ops.resize, shorter=image_ops.resize_small)[how.resize]
     options = resizing(how.method)
 
-    def prepare(encoded, seed):
-        image = resize(decode(encoded, most), how.target, **options)
+    def prepare(encoded, seed, rotates=False):
+        image = resize(decode(encoded, most, rotates), how.target, **options)
         return image_ops.central_crop(image, how.size) if how.is_cropped else image
 
     return prepare
 
 
-def eval_image_by_pillow(encoded, seed, how: Preparation, most: int):
+def eval_image_by_pillow(encoded, seed, rotates=False, *, how: Preparation, most: int):
     """The same, as timm and transformers prepare it."""
 
-    def prepare(encoded: bytes | np.ndarray) -> np.ndarray:
-        encoded = encoded if isinstance(encoded, bytes) else encoded.item()
-        return pillow.prepare(pillow.decode(encoded, most), how)
+    def prepare(encoded: bytes | np.ndarray, rotates: bool) -> np.ndarray:
+        return pillow.prepare(pillow.decode(pillow.as_bytes(encoded), most, bool(rotates)), how)
 
-    return tf.numpy_function(prepare, [encoded], tf.uint8, stateful=False)
+    return tf.numpy_function(prepare, [encoded, rotates], tf.uint8, stateful=False)

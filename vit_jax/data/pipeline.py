@@ -58,12 +58,13 @@ class Pipeline:
 
     source: Source
     items: Callable  # f(batch number) -> index, seed and mask of each row; see order.py
-    image: Callable  # f(encoded, seed) -> uint8 [H, W, 3]; see images.py
+    image: Callable  # f(encoded, seed, rotates) -> uint8 [H, W, 3]; see images.py
     size: tuple[int, int]  # H, W
     rows: int
     steps: int
     on_corrupt: str
     threads: int
+    exif_rotation: bool = True  # of those images of the source that may be turned by their EXIF
     left_out: LeftOut = dataclasses.field(default_factory=LeftOut)  # may grow between iterations
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
@@ -118,7 +119,9 @@ class Pipeline:
         in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
         is_class = image_ops.require(in_range, "the label is not a class:", label)
         label = tf.ensure_shape(label, self.label_shape())
-        image = tf.ensure_shape(self.image(encoded, item["seed"]), [*self.size, 3])
+        rotates = self.exif_rotation and self.source.rotates(item["index"])
+        image = self.image(encoded, item["seed"], rotates)
+        image = tf.ensure_shape(image, [*self.size, 3])
         with tf.control_dependencies([image, is_class]):
             seconds = tf.timestamp() - start
         rest = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
@@ -289,6 +292,7 @@ def train_pipeline(
         steps=total_steps,
         on_corrupt=data.on_corrupt,
         threads=threads,
+        exif_rotation=data.exif_rotation,
         left_out=left_out or LeftOut(),
     )
 
@@ -302,12 +306,14 @@ def eval_pipeline(
     on_corrupt: str,
     threads: int = 0,
     model: Classifier | None = None,
+    exif_rotation: bool = True,
 ) -> Pipeline:
     """Every example of a split once, in order.
 
     Args:
       data: how images are prepared; see `preparation.configured`.
       model: expects images in its own way; None: those of the published weights.
+      exif_rotation: see data.exif_rotation of a config.
     """
     threads = threads or cores()
     size = image_ops.pair(image_size)
@@ -321,4 +327,5 @@ def eval_pipeline(
         steps=-(-len(source) // batch_size),
         on_corrupt=on_corrupt,
         threads=threads,
+        exif_rotation=exif_rotation,
     )

@@ -27,7 +27,7 @@ def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list
     @tf.function
     def crop(record, index, seed):
         encoded, _ = source.parse(record, index)
-        shape = images.shape_of(encoded)
+        shape = images.shape_of(encoded, config.data.exif_rotation and source.rotates(index))
         with tf.control_dependencies([shape]):  # even if the window does not depend on it
             return tf.identity(window(shape, seed))
 

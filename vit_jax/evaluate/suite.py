@@ -32,14 +32,14 @@ ON_FEATURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A model, and compiled functions of (params, batch): sums of the classification, logits, and
-    frozen features.
+    """A model, and compiled functions of (params, batch): sums of the classification, frozen
+    features, and logits.
     """
 
     model: Classifier
     classify: Callable
-    logits: Callable
     features: Callable
+    logits: Callable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,14 @@ class Splits:
         @functools.cache
         def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
             host = pipeline.eval_pipeline(
-                data, source, rows, size, model.image_size, *common, model
+                data,
+                source,
+                rows,
+                size,
+                model.image_size,
+                *common,
+                model,
+                config.data.exif_rotation,
             )
             return self.cache.batches(dataclasses.replace(host, skipped=skipped))
 
@@ -179,7 +186,7 @@ def make_steps(config, model) -> Steps:
     classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(model, jax.jit(classify), jax.jit(logits), jax.jit(extract))
+    return Steps(model, jax.jit(classify), jax.jit(extract), jax.jit(logits))
 
 
 class Pass:

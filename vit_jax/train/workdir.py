@@ -84,8 +84,9 @@ def make(path: str) -> epath.Path:
 
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
-# Keys that earlier versions did not have, likewise.
-ADDED = {("data.augment", ()), ("data.class_balance", 0.0), ("early_stopping", 0)}
+# Keys that earlier versions did not have, with the values with which their runs are continued.
+ADDED = {("data.augment", ()), ("data.exif_rotation", True), ("data.exif_rotation", False)}
+ADDED |= {("data.class_balance", 0.0), ("early_stopping", 0)}
 
 
 def is_fixed(key: str) -> bool:

@@ -12,7 +12,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage, tars
+from vit_jax.data.sources import index_cache, storage, tar_members, tars, walk
+from vit_jax.data.sources.ignored import Ignored
 from vit_jax.data.sources.listing import SUFFIXES, Listing
 from vit_jax.data.sources.spans import Spans
 from vit_jax.errors import NegativeResult, UserError
@@ -43,8 +44,9 @@ def some(names) -> str:
 
 
 def members(path: str) -> list[tuple[str, int, int]]:
-    """(name, position, length) of the images in a tar; `tars.members` raises if it is damaged."""
-    return [member[:3] for member in tars.members(path) if member[0].lower().endswith(SUFFIXES)]
+    """(name, position, length) of the images in a tar; `tar_members` raises if it is damaged."""
+    found = tar_members.members(path, Ignored())
+    return [member[:3] for member in found if member[0].lower().endswith(SUFFIXES)]
 
 
 def scan_tar(path: str) -> tuple[list[bytes], np.ndarray, str]:
@@ -95,7 +97,7 @@ def find(folder: str) -> tuple[str, list[str]]:
     """(absolute folder, paths of its tars, sorted)."""
     folder = storage.absolute(folder)
     storage.must_exist(folder, "folder", "correct --from")
-    names = next(storage.walk(folder))[2] if storage.is_folder(folder) else []
+    names = next(walk.walk(folder, Ignored()))[2] if storage.is_folder(folder) else []
     paths = [f"{folder}/{name}" for name in names if name.endswith(".tar")]
     if not paths:
         raise UserError(

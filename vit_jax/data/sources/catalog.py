@@ -5,7 +5,7 @@ TensorFlow.
 import dataclasses
 
 from vit_jax.config import is_own, meanings
-from vit_jax.data.sources import csv_file, folder, own, splits, tars, vtab_tasks
+from vit_jax.data.sources import csv_file, folder, ignored, own, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import UserError
 
@@ -61,7 +61,11 @@ def listing(name: str) -> Listing | None:
         from vit_jax.data.sources import digits  # scikit-learn takes a second to import
 
         return digits.load()
-    return LISTED[kind](where) if kind in LISTED else None
+    if kind not in LISTED:
+        return None
+    found = LISTED[kind](where)
+    ignored.report(name, found.ignored)
+    return found
 
 
 def mixture_parts(data) -> list[tuple[str, str, float]]:

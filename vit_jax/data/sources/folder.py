@@ -2,12 +2,14 @@
 above them.
 """
 
+import dataclasses
 import os
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
-from vit_jax.data.sources.alike import check_alike
+from vit_jax.data.sources import index_cache, storage, walk
+from vit_jax.data.sources.alike import alike, check_alike, same_problem
+from vit_jax.data.sources.ignored import BROKEN, Ignored, selected
 from vit_jax.data.sources.listing import SUFFIXES, Files, Listing, in_order
 from vit_jax.errors import UserError
 
@@ -19,17 +21,21 @@ SPLITS = {
 SHUFFLE_SEED = 0  # of the fixed order of a folder without split folders
 
 
-def scan(root: str) -> dict[str, np.ndarray]:
+def scan(root: str, problems: list[str] | None = None) -> tuple[dict[str, np.ndarray], Ignored]:
     """All folders below `root` (relative, sorted, "" first), the times of their last changes, and
-    the images in each of them.
+    the images in each of them; and the other files.
+
+    Args:
+      problems: gets the folders that can't be listed, which otherwise are an error.
     """
+    unused = Ignored()
     if storage.is_local(root):
-        walked = storage.walk_local(root)
+        walked = walk.walk_local(root, unused, problems)
     else:
-        walked = ((path, 0, below, names) for path, below, names in storage.walk(root))
+        walked = ((path, 0, below, names) for path, below, names in walk.walk(root, unused))
     folders, changed, counts, images = [], [], [], []
     for path, time, _, names in walked:
-        found = [name for name in names if name.lower().endswith(SUFFIXES)]
+        found = selected(path, names, SUFFIXES, unused)
         folders.append(path[len(root) :].strip("/"))
         changed.append(time)
         counts.append(len(found))
@@ -37,17 +43,24 @@ def scan(root: str) -> dict[str, np.ndarray]:
     order = sorted(range(len(folders)), key=lambda i: folders[i].split("/"))
     starts = np.cumsum([0, *counts])
     images = [name for i in order for name in images[starts[i] : starts[i + 1]]]
-    return dict(
+    arrays = dict(
+        suffixes=np.asarray(SUFFIXES),
         changed=np.asarray(changed, np.int64)[order],
         counts=np.asarray(counts, np.int64)[order],
         **index_cache.Strings.pack([folders[i] for i in order]).arrays("folders"),
         **index_cache.Strings.pack(images).arrays("images"),
+        **unused.arrays(),
     )
+    return arrays, unused
 
 
 def unchanged(root: str, arrays) -> bool:
-    """Whether no file or folder was added, removed or renamed: that changes the folder's time."""
-    if not storage.is_local(root):
+    """Whether no file or folder was added, removed or renamed: that changes the folder's time. What
+    a broken link leads to may appear without that.
+    """
+    if not storage.is_local(root) or tuple(arrays["suffixes"]) != SUFFIXES:
+        return False
+    if BROKEN in Ignored.of(arrays):
         return False
     folders = index_cache.Strings.of(arrays, "folders")
     return all(
@@ -56,18 +69,19 @@ def unchanged(root: str, arrays) -> bool:
     )
 
 
-def split_folders(root: str, top: list[str]) -> dict[str, str]:
+def split_folders(root: str, top: list[str], problems: list[str]) -> dict[str, str]:
     """Split -> the name of its folder, of the folders `top` directly below `root`."""
     found = {}
     for name in top:
         for split in (split for split, names in SPLITS.items() if name.lower() in names):
             if split in found:
-                raise UserError(
+                problems.append(
                     f"{root} has both {found[split]} and {name}, which mean {split}: merge them"
                 )
-            found[split] = name
+            else:
+                found[split] = name
     if found and "train" not in found:
-        raise UserError(
+        problems.append(
             f"{root} has {', '.join(found)} but no train folder, which the class numbers come "
             "from: add it"
         )
@@ -83,9 +97,15 @@ def class_of(folder: str, below: str) -> str | None:
 
 
 def label_folders(
-    root: str, folders: list[str], counts: np.ndarray, below: str, classes: list[str] | None
+    root: str,
+    folders: list[str],
+    counts: np.ndarray,
+    below: str,
+    classes: list[str] | None,
+    problems: list[str],
 ):
     """Labels of the folders of one split: (class names, label of every folder, -1 if it has none).
+    Classes that train lacks come last.
 
     Args:
       below: the folder of the split, "" if there are no split folders.
@@ -98,48 +118,79 @@ def label_folders(
         if name:
             sizes[name] = sizes.get(name, 0) + count
     if not sizes:
-        raise UserError(
+        problems.append(
             f"{where} has no class folders: put the images of each class in a sub-folder named "
             "after it"
         )
     if classes is None:
         classes = in_order(sizes)
     unknown = sorted(sizes.keys() - set(classes))
-    if unknown:
-        raise UserError(
-            f"{os.path.join(where, unknown[0])} is a class that train does not have: remove the "
-            "folder, or add the class to train"
-        )
-    empty = [name for name, count in sizes.items() if not count]
-    if empty:
-        raise UserError(
-            f"class folder {os.path.join(where, empty[0])} has no images ({', '.join(SUFFIXES)}): "
-            "add some or remove the folder"
-        )
+    problems += [
+        f"{os.path.join(where, name)} is a class that train does not have: remove the folder, or "
+        "add the class to train"
+        for name in unknown
+    ]
+    problems += [
+        f"class folder {os.path.join(where, name)} has no images ({', '.join(SUFFIXES)}): add some "
+        "or remove the folder"
+        for name, count in sizes.items()
+        if not count
+    ]
+    classes = [*classes, *unknown]
     numbers = {name: number for number, name in enumerate(classes)}
     labels = [numbers[name] if name else -1 for name in names]
     return classes, np.asarray(labels, np.int32)
 
 
-def label_splits(root: str, folders: list[str], counts: np.ndarray):
-    """(class names, label of every folder int32 [folders], image numbers by name of the split)."""
-    found = split_folders(root, [folder for folder in folders if folder and "/" not in folder])
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What the folders mean. `problems`: errors of one line, in the order of their weight."""
+
+    classes: list[str]
+    labels: np.ndarray  # of each folder, int32, -1 if it is of no class
+    splits: dict[str, np.ndarray]  # numbers of the images by name of the split, aliases included
+    problems: list[str]
+
+
+def layout(root: str, folders: list[str], counts: np.ndarray) -> Layout:
+    """Finds splits and classes.
+
+    Args:
+      folders: relative, "" first.
+      counts: images directly in each of them, int64.
+    """
+    problems: list[str] = []
+    top = [folder for folder in folders if folder and "/" not in folder]
+    found = split_folders(root, top, problems)
     names = {class_of(folder, below) for below in found.values() or ("",) for folder in folders}
-    check_alike(names - {None, ""}, root)
+    same, _ = alike(names - {None, ""})
+    problems += [same_problem(pair, root) for pair in same]
     classes = None
     labels = np.full(len(folders), -1, np.int32)
     splits = {}
     for split, below in found.items():
-        classes, own = label_folders(root, folders, counts, below, classes)
+        classes, own = label_folders(root, folders, counts, below, classes, problems)
         labels = np.maximum(labels, own)
         numbers = np.flatnonzero(np.repeat(own, counts) >= 0)
         splits |= dict.fromkeys(SPLITS[split], numbers)
     if not found:
-        classes, labels = label_folders(root, folders, counts, "", None)
+        classes, labels = label_folders(root, folders, counts, "", None, problems)
         numbers = np.flatnonzero(np.repeat(labels, counts) >= 0)
         order = np.random.default_rng(SHUFFLE_SEED).permutation(len(numbers))
         splits["train"] = numbers[order]
-    return classes, labels, splits
+    return Layout(classes, labels, splits, problems)
+
+
+def of_no_class(folders: list[str], counts: np.ndarray, labels: np.ndarray) -> Ignored:
+    """The images that are in no class folder, by kind."""
+    found = Ignored()
+    tops = {name for names in SPLITS.values() for name in names}
+    for folder, count, label in zip(folders, counts.tolist(), labels.tolist(), strict=True):
+        if label < 0 and count:
+            is_top = not folder or folder.lower() in tops
+            kind = "beside the class folders" if is_top else "outside of the split folders"
+            found[kind] += count
+    return found
 
 
 def load(root: str) -> Listing:
@@ -155,12 +206,22 @@ def load(root: str) -> Listing:
             f"image folder {root or '(empty)'} does not exist: correct data.name=folder:PATH"
         )
     arrays = index_cache.cached(
-        "folder", root, lambda: scan(root), lambda arrays: unchanged(root, arrays)
+        "folder", root, lambda: scan(root)[0], lambda arrays: unchanged(root, arrays)
     )
+    folders = list(index_cache.Strings.of(arrays, "folders"))
+    found = layout(root, folders, arrays["counts"])
+    if found.problems:
+        raise UserError(found.problems[0])
+    check_alike(found.classes, root)  # warns of case
+    return listing(root, arrays, found)
+
+
+def listing(root: str, arrays, found: Layout) -> Files:
+    """The images of `scan`, with the meaning of their folders."""
     folders = list(index_cache.Strings.of(arrays, "folders"))
     images = index_cache.Strings.of(arrays, "images")
     counts = arrays["counts"]
-    classes, labels, splits = label_splits(root, folders, counts)
+    classes = found.classes
     folder_of = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
 
     content = ["\n".join(folders), counts, images.bytes, images.ends]
@@ -173,9 +234,10 @@ def load(root: str) -> Listing:
 
     return Files(
         path=path,
-        all_labels=labels[folder_of],
-        splits=splits,
+        all_labels=found.labels[folder_of],
+        splits=found.splits,
         class_names=tuple(classes),
         num_classes=len(classes),
         fingerprint=index_cache.digest(*content),
+        ignored=Ignored.of(arrays) + of_no_class(folders, counts, found.labels),
     )

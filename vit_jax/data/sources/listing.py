@@ -10,7 +10,9 @@ from vit_jax.data.sources.alike import check_alike
 from vit_jax.data.sources.source import Source, gather
 from vit_jax.errors import UserError, printable
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # of images, in any case
+# Of images, in any case.
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif")
+SUFFIXES += (".tif", ".tiff", ".heic", ".heif", ".avif")
 MAX_LABEL_BYTES = 256  # a longer one is a text that was taken for a label by mistake
 
 
@@ -20,6 +22,7 @@ class Listing(Source):
 
     all_labels: np.ndarray  # int32 [files], or [files, set_size] padded with -1
     splits: Mapping[str, np.ndarray]  # name -> numbers of its files
+    ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind -> other files
 
     def __post_init__(self):
         self.all_labels = np.asarray(self.all_labels, np.int32)
@@ -31,6 +34,10 @@ class Listing(Source):
 
     def parse(self, record, i):
         return record, gather(self.all_labels, i)
+
+    @property
+    def rotated_parts(self) -> tuple[bool, ...]:
+        return (True,)
 
     def labels(self) -> np.ndarray:
         return self.all_labels[:, 0] if self.set_size else self.all_labels

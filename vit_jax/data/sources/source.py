@@ -74,6 +74,23 @@ class Source(abc.ABC):
         """Examples in which every part has its exact share."""
         return BLOCK
 
+    @property
+    def rotated_parts(self) -> tuple[bool, ...]:
+        """Of each of the `parts`, whether data.exif_rotation holds for its images. For those of
+        TFDS it does not: the published pipelines ignore EXIF.
+        """
+        return (False,)
+
+    def rotates(self, i):
+        """The same of image `i`: bool, or bool [] in a TensorFlow graph if the parts differ."""
+        found = self.rotated_parts
+        if len(set(found)) == 1:
+            return found[0]
+        import tensorflow as tf
+
+        ends = np.cumsum([size for size, _ in self.parts])
+        return tf.gather(found, tf.searchsorted(ends, i[None], side="right")[0])
+
     def example(self, i: int) -> tuple[bytes, int]:
         """(encoded image, label) of one example with one label."""
         encoded, label = self._parse_one(self.read([i])[0], i)
@@ -121,6 +138,10 @@ class Subset(Source):
     def parse(self, record, i):
         return self.inner.parse(record, gather(self.numbers, i))
 
+    @property
+    def rotated_parts(self) -> tuple[bool, ...]:
+        return self.inner.rotated_parts
+
     def labels(self) -> np.ndarray:
         return self.inner.labels()[self.numbers]
 
@@ -164,6 +185,10 @@ class Renumbered(Source):
         encoded, label = self.inner.parse(record, i)
         return encoded, tf.where(label < 0, -1, gather(self.new_numbers, tf.maximum(label, 0)))
 
+    @property
+    def rotated_parts(self) -> tuple[bool, ...]:
+        return self.inner.rotated_parts
+
     def labels(self) -> np.ndarray:
         labels = self.inner.labels()
         return np.where(labels < 0, -1, self.new_numbers[labels])
@@ -187,6 +212,10 @@ class Mixture(Source):
     @property
     def parts(self) -> tuple[tuple[int, float], ...]:
         return tuple(zip(self.counts.tolist(), self.weights, strict=True))
+
+    @property
+    def rotated_parts(self) -> tuple[bool, ...]:
+        return tuple(source.rotates(0) for source in self.sources)
 
     def __len__(self) -> int:
         return int(self.counts.sum())

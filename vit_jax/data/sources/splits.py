@@ -73,6 +73,15 @@ def pieces(expression: str, splits: Mapping[str, Sequence[int]], where: str) -> 
     return parts
 
 
+def without_aliases(splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Each split once: several names of one have the same array."""
+    found: dict[str, np.ndarray] = {}
+    for name, numbers in splits.items():
+        if not any(numbers is other for other in found.values()):
+            found[name] = numbers
+    return found
+
+
 def amount(text: str, size: int, where: str) -> int:
     """`data.subset`, such as "10%" or "5000", as a number of examples."""
     count = _count(text, size)

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
@@ -246,45 +246,6 @@ def missing(paths: Sequence[str]) -> list[int]:
         return name in listed[folder]
 
     return [number for number, path in enumerate(paths) if not is_there(path)]
-
-
-def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, names of its folders, names of its files) for a folder and all below it, sorted.
-
-    Leaves out hidden names and follows links to folders.
-    """
-    if is_local(path):
-        for folder, _, folders, files in walk_local(path):
-            yield folder, folders, files
-        return
-    for found, folders, files in on_store(path).walk():
-        folder = os.fspath(found)
-        if any(part.startswith(".") for part in folder.removeprefix(path).split("/")):
-            continue
-        visible = sorted(name.rstrip("/") for name in folders if name[0] != ".")
-        yield folder, visible, sorted(name for name in files if name[0] != ".")
-
-
-def walk_local(path: str, above: tuple = ()) -> Iterator[tuple[str, int, list[str], list[str]]]:
-    """Like `walk`, with the time of the last change of each folder (ns), read before its names."""
-    try:
-        status = os.stat(path)
-        entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
-    except OSError as error:
-        raise UserError(
-            f"folder {path} can't be listed ({error.strerror}): make it readable or remove it"
-        ) from None
-    identity = status.st_dev, status.st_ino
-    if identity in above:
-        raise UserError(f"folder {path} is a link to a folder that contains it: remove it")
-    for entry in entries:
-        if entry.is_symlink() and not os.path.exists(entry.path):
-            raise UserError(f"{entry.path} is a broken link: fix or remove it")
-    folders = sorted(entry.name for entry in entries if entry.is_dir())
-    files = sorted(entry.name for entry in entries if not entry.is_dir())
-    yield path, status.st_mtime_ns, folders, files
-    for name in folders:
-        yield from walk_local(os.path.join(path, name), (*above, identity))
 
 
 @functools.cache

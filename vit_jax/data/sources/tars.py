@@ -8,26 +8,22 @@ import fnmatch
 import json
 import logging
 import os
-import posixpath
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources import index_cache, storage, tar_members, walk
 from vit_jax.data.sources.folder import SPLITS
+from vit_jax.data.sources.ignored import FOREIGN, HIDDEN, Ignored, selected, suffix_kind
 from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
 from vit_jax.data.sources.spans import Spans
-from vit_jax.errors import UserError, one_line, printable
+from vit_jax.data.sources.tar_members import LABELS
+from vit_jax.errors import UserError, printable
 
 log = logging.getLogger(__name__)
 
-BLOCK = 512  # bytes, the unit of a tar
-CHUNK = 1 << 20  # bytes read at a time of the padding at the end of a tar
 READERS = 8  # tars indexed at a time on a store
-LABELS = (".cls", ".json")
-MAX_LABEL_MEMBER = 1 << 16  # of a .cls or .json member
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -63,9 +59,13 @@ def braces(pattern: str) -> list[str]:
     return [name for number in numbers for name in braces(before + number + after)]
 
 
-def files_below(folder: str) -> list[str]:
-    """All files of a folder, at any depth."""
-    return [f"{path}/{name}" for path, _, names in storage.walk(folder) for name in names]
+def tars_below(folder: str, unused: Ignored) -> list[str]:
+    """All tars of a folder, at any depth; counts other files."""
+    return [
+        f"{path}/{name}"
+        for path, _, names in walk.walk(folder, unused)
+        for name in selected(path, names, (".tar",), unused)
+    ]
 
 
 def expanded(where: str) -> list[str]:
@@ -80,7 +80,7 @@ def expanded(where: str) -> list[str]:
     return [os.path.join(parent, name) for name in braces(base)]
 
 
-def matching(path: str) -> list[str]:
+def matching(path: str, unused: Ignored) -> list[str]:
     """The files that a path with * ? or [] in its last part stands for; the path itself if a file
     has that name.
     """
@@ -88,20 +88,21 @@ def matching(path: str) -> list[str]:
     if any(mark in base for mark in "*?["):
         storage.must_exist(parent, "folder", "correct data.name=tars:PATH")
         if not storage.exists(path):
-            names = next(storage.walk(parent))[2]
+            names = next(walk.walk(parent, Ignored()))[2]
             return [os.path.join(parent, name) for name in fnmatch.filter(names, base)]
     storage.must_exist(path, "tar", "correct data.name=tars:PATH")
-    return files_below(path) if storage.is_folder(path) else [path]
+    return tars_below(path, unused) if storage.is_folder(path) else [path]
 
 
-def find(where: str) -> list[str]:
+def find(where: str) -> tuple[list[str], Ignored]:
     """The tars of a folder (at any depth), a file, or a pattern with * ? [] or {000..099} in its
-    last part, sorted.
+    last part, sorted; and the other files of a folder.
     """
+    unused = Ignored()
     if storage.is_folder(where):
-        found = files_below(where)
+        found = tars_below(where, unused)
     else:
-        found = [file for path in expanded(where) for file in matching(path)]
+        found = [file for path in expanded(where) for file in matching(path, unused)]
     found = sorted({path for path in found if path.endswith(".tar")})
     if not found:
         raise UserError(
@@ -109,95 +110,7 @@ def find(where: str) -> list[str]:
             "pattern such as train-{000..099}.tar; decompress compressed tars, which have no "
             "random access"
         )
-    return found
-
-
-def span_of(path: str, member: tarfile.TarInfo, spans: dict, size: int) -> tuple[int, int] | None:
-    """(position, length) of a member; None if it is not a file.
-
-    Args:
-      spans: the same by the name of each earlier member, for hard links.
-      size: of the tar, in bytes.
-    """
-    target = posixpath.normpath(member.linkname)
-    if member.issparse() or (member.islnk() and target not in spans):
-        raise UserError(
-            f"member {member.name} of {path} is not supported (a sparse file, or a link to a later "
-            "or missing member): make the tar again without it"
-        )
-    if member.islnk():
-        return spans[target]
-    if not 0 <= member.size <= size - member.offset_data:
-        raise UserError(
-            f"member {member.name} of {path} declares {member.size:,} bytes, but the tar ends "
-            "before: it is damaged, fetch it again"
-        )
-    return (member.offset_data, member.size) if member.isreg() else None
-
-
-def check_end(path: str, file, end: int, last: str) -> None:
-    """Raises UserError unless a tar has nothing but zeros from `end` on, after its member `last`,
-    and at least one block of them.
-
-    Python's tarfile takes half a header, or nothing at all, for the end of a tar.
-    """
-    good = file.seek(0, os.SEEK_END) >= end + BLOCK
-    file.seek(end)
-    while good and (chunk := file.read(CHUNK)):
-        good = not chunk.strip(b"\0")
-    if not good:
-        raise UserError(
-            f"{path} does not end with zeros at byte {end}, after {last or 'its start'}: it is cut "
-            "off, damaged, or several tars in one file: fetch it again, or split it"
-        )
-
-
-def label_content(file, name: str, position: int, length: int) -> bytes | None:
-    """The content of a member that may be a label; it is read while the file is, from which a store
-    gives large blocks.
-    """
-    if not name.lower().endswith(LABELS) or length > MAX_LABEL_MEMBER:
-        return None
-    file.seek(position)
-    return file.read(length)
-
-
-def members(path: str) -> list[tuple[str, int, int, bytes | None]]:
-    """(name, position, length, content if it may be a label) of the files in a tar, in order; a
-    hard link is the file that it names.
-
-    Raises:
-      UserError: the tar is damaged or has a member that is not supported.
-    """
-    spans = {}
-    found = []
-    links = []
-    last = ""
-    try:
-        with storage.open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            size = storage.size(path)
-            for member in archive:
-                last = f"its member {member.name}"
-                span = spans[posixpath.normpath(member.name)] = span_of(path, member, spans, size)
-                if span:
-                    content = label_content(file, member.name, *span)
-                    found.append((member.name, *span, content))
-                elif member.name.lower().endswith(SUFFIXES) and not member.isdir():
-                    links.append(member.name)
-            end = archive.offset
-            check_end(path, file, end, last)
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise UserError(
-            f"{path} is truncated or not a tar file ({one_line(error)}): fetch it again"
-        ) from None
-    if links:
-        log.warning(
-            "%d images of %s are symbolic links and are skipped, such as %s",
-            len(links),
-            path,
-            links[0],
-        )
-    return found
+    return found, unused
 
 
 def label_in(path: str, name: str, length: int, content: bytes | None) -> str:
@@ -256,21 +169,32 @@ def split_name(base: str) -> tuple[str, str]:
     return stem, suffix.lower()
 
 
-def grouped(path: str) -> dict[str, dict]:
-    """Key of an example -> suffix -> each of the `members` that is not hidden."""
+def grouped(path: str, unused: Ignored) -> dict[str, dict]:
+    """Key of an example -> suffix -> each of the members that is not hidden."""
     groups: dict[str, dict] = {}
-    for member in members(path):
+    for member in tar_members.members(path, unused):
         folder, base = os.path.split(member[0])
-        if base and not base.startswith("."):
+        foreign = [name for name in folder.split("/") if name in FOREIGN]
+        if foreign:
+            unused.add(f"in {foreign[0]}", member[0])
+        elif base.startswith("."):
+            unused.add(HIDDEN, member[0])
+        elif base:
             stem, suffix = split_name(base)
-            groups.setdefault(os.path.join(folder, stem), {})[suffix] = member
+            parts = groups.setdefault(os.path.join(folder, stem), {})
+            if suffix in parts:
+                unused.add("earlier of the same name", member[0])
+            parts[suffix] = member
     return groups
 
 
-def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
-    """(key, position, length, label, whether the label is the name of the tar) of every image."""
+def examples(path: str) -> tuple[list[tuple[str, int, int, str, bool]], Ignored]:
+    """(key, position, length, label, whether the label is the name of the tar) of every image; and
+    the members that are neither images nor their labels.
+    """
     found = []
-    for key, parts in grouped(path).items():
+    unused = Ignored()
+    for key, parts in grouped(path, unused).items():
         images = [parts[suffix] for suffix in SUFFIXES if suffix in parts]
         if len(images) > 1:
             names = " and ".join(name for name, *_ in images)
@@ -285,10 +209,13 @@ def examples(path: str) -> list[tuple[str, int, int, str, bool]]:
             raise UserError(
                 f"example {key} of {path} has a label but no image ({', '.join(SUFFIXES)}): add it"
             )
-    return found
+        used = (*SUFFIXES, *LABELS) if images else ()
+        for suffix in parts.keys() - set(used):
+            unused.add(suffix_kind(parts[suffix][0]), parts[suffix][0])
+    return found, unused
 
 
-def all_examples(paths: list[str]) -> Iterator[list]:
+def all_examples(paths: list[str]) -> Iterator[tuple[list, Ignored]]:
     """`examples` of each tar; several at a time if the answers take long."""
     if not storage.is_distant(paths[0]):
         yield from map(examples, paths)
@@ -302,7 +229,9 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
     # Read first, so that a change during the scan is noticed.
     stamps = storage.stamps(paths)
     keys, shard, spans, labels, classes = [], [], [], [], []
-    for number, found in enumerate(all_examples(paths)):
+    unused = Ignored()
+    for number, (found, others) in enumerate(all_examples(paths)):
+        unused.update(others)
         keys += [key for key, *_ in found]
         labels += [label for *_, label, _ in found]
         spans += [(position, length) for _, position, length, *_ in found]
@@ -311,19 +240,21 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
         if number % 100 == 99:
             log.info("indexed %d of %d tars, %d images", number + 1, len(paths), len(keys))
     return dict(
+        suffixes=np.asarray(SUFFIXES),
         stamps=stamps,
         shard=np.asarray(shard, np.int32),
         spans=np.asarray(spans, np.int64).reshape(-1, 2),
         classes=np.asarray(classes, bool),
         **index_cache.Strings.pack(keys).arrays("keys"),
         **index_cache.Strings.pack(labels).arrays("labels"),
+        **unused.arrays(),
     )
 
 
 def indexed(index: tuple[str, str], paths: list[str]) -> dict[str, np.ndarray]:
     def is_current(arrays) -> bool:
-        # An index of an earlier version has no "classes", and is built again.
-        complete = len(arrays["classes"]) == len(paths)
+        # An index of an earlier version has no "suffixes", and is built again.
+        complete = tuple(arrays["suffixes"]) == SUFFIXES and len(arrays["classes"]) == len(paths)
         return complete and storage.are_unchanged(paths, arrays["stamps"])
 
     return index_cache.cached(*index, lambda: scan(paths), is_current)
@@ -356,7 +287,7 @@ def split_of(root: str, path: str, is_class: bool) -> str:
 def load(where: str) -> Listing:
     """Lists the images of tar shards."""
     where = storage.absolute(where)
-    paths = find(where)
+    paths, others = find(where)
     index = "tars", "\n".join([where, *paths])
     arrays = indexed(index, paths)
     keys = index_cache.Strings.of(arrays, "keys")
@@ -385,4 +316,5 @@ def load(where: str) -> Listing:
         class_names=class_names,
         num_classes=num_classes,
         fingerprint=index_cache.digest(keys.bytes, keys.ends, spans, texts.bytes, texts.ends),
+        ignored=others + Ignored.of(arrays),
     )

@@ -59,6 +59,11 @@ def open_builder(name: str, data_dir: str):
     import tensorflow_datasets as tfds
 
     where = data_dir or default_data_dir()
+    if name.startswith("huggingface:"):  # TFDS would try the network for half a minute
+        raise UserError(
+            f"data set {name!r} is not prepared in {where}, and data sets of the Hugging Face hub "
+            "are not read: save its images in folders, and correct data.name"
+        )
     regular.check_below(os.path.join(os.path.expanduser(where), re.split("[/:]", name)[0]))
     try:
         with own_temporary_folder():

@@ -1,32 +1,25 @@
-"""`vit_jax.data check`: for every data set of a config, whether it can be read, what it contains,
-and a contact sheet of its images.
+"""`vit_jax.data check --config=...`: for every data set of a config, whether it can be read, what
+it contains, and a contact sheet of its images.
 """
 
 import contextlib
-import pathlib
-import re
-import tempfile
-import textwrap
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageDraw
 from rich.table import Table
 
 from vit_jax.cli.terminal import Console
 from vit_jax.config import is_own
 from vit_jax.data import pipeline
-from vit_jax.data.sources import catalog, index_cache, source, vtab_tasks
+from vit_jax.data.check import contact_sheet
+from vit_jax.data.sources import catalog, ignored, source, splits, vtab_tasks
 from vit_jax.data.sources import open as sources
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
 from vit_jax.errors import UserError, one_line, printable
 
-SHOWN = 64  # images of a contact sheet
-COLUMNS = 8
 SCAN_SIZE = 32  # pixels, to which --scan resizes the images
 USUAL_SIZE = 224  # used for image_size=0, which lets the weights decide in evaluate
-LONGEST_NAME = 200  # bytes of the file name of a contact sheet; file systems allow 255
 
 
 def overview(name: str, data_dir: str) -> dict:
@@ -38,8 +31,9 @@ def overview(name: str, data_dir: str) -> dict:
     listing = catalog.listing(name)
     if listing is not None:
         where = name.partition(":")[2] or "scikit-learn"
-        counts = {key: len(part) for key, part in listing.splits.items()}
-        return dict(where=where, version=listing.fingerprint, splits=counts)
+        counts = {key: len(part) for key, part in splits.without_aliases(listing.splits).items()}
+        found = dict(where=where, version=listing.fingerprint, splits=counts)
+        return found | dict(ignored=dict(listing.ignored))
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
         builder = vtab_source.find(task, data_dir).builder
@@ -51,70 +45,25 @@ def overview(name: str, data_dir: str) -> dict:
 
 
 def sample(config, opened: source.Source, use: str) -> dict:
-    """One decoded batch of at most `SHOWN` images, cropped as by the training or evaluation that
-    uses them, the latter for weights that expect what the published ones do.
+    """One decoded batch of images for the contact sheet, cropped as by the training or evaluation
+    that uses them, the latter for weights that expect what the published ones do.
     """
     if use == "train":
-        size = min(SHOWN, config.data.batch_size)
+        size = min(contact_sheet.SHOWN, config.data.batch_size)
         host = pipeline.train_pipeline(config, opened, np.arange(size), 1)
     else:
         data = config.evals[use.removeprefix("evals.")].data
-        size = min(SHOWN, len(opened))
+        size = min(contact_sheet.SHOWN, len(opened))
         host = pipeline.eval_pipeline(
-            data, opened, np.arange(size), size, config.image_size, "skip"
+            data,
+            opened,
+            np.arange(size),
+            size,
+            config.image_size,
+            "skip",
+            exif_rotation=config.data.exif_rotation,
         )
     return next(host.arrays(0, 1, skip_failures=True))
-
-
-def sheet_path(folder: str, *parts: str) -> pathlib.Path:
-    """The file of a contact sheet; a name that is too long is shortened and gets a hash."""
-    stem = re.sub(r"[^\w.-]+", "_", "_".join(parts)).strip("_")
-    encoded = stem.encode()
-    if len(encoded) > LONGEST_NAME:
-        short = encoded[: LONGEST_NAME - 20].decode(errors="ignore")
-        stem = f"{short}_{index_cache.digest(stem)[:8]}"
-    return pathlib.Path(folder) / f"{stem}.png"
-
-
-def write_error(folder: str, error: OSError) -> UserError:
-    return UserError(
-        f"--out={folder} can't be written ({error.strerror or one_line(error)}): choose another "
-        "folder"
-    )
-
-
-def must_be_writable(folder: str) -> None:
-    try:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise write_error(folder, error) from None
-
-
-def contact_sheet(batch: dict, names, path: pathlib.Path) -> None:
-    """Draws the images with their classes."""
-    side = max(96, min(batch["image"].shape[1], 160))
-    width = side + 4
-    height = side + 26  # with room for the caption
-    rows = -(-len(batch["image"]) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * width, rows * height), "white")
-    draw = ImageDraw.Draw(sheet)
-    examples = zip(batch["image"], batch["label"], batch["mask"], strict=True)
-    for i, (image, label, mask) in enumerate(examples):
-        x = i % COLUMNS * width
-        y = i // COLUMNS * height
-        sheet.paste(Image.fromarray(image).resize((side, side)), (x, y))
-        caption = caption_of(label, names) if mask else "can't be read"
-        lines = textwrap.wrap(caption, side // 6)[:2]
-        color = "black" if mask else "red"
-        draw.multiline_text((x + 2, y + side + 1), "\n".join(lines), fill=color, spacing=0)
-    sheet.save(path)
-
-
-def caption_of(label: np.ndarray, names) -> str:
-    """The classes of one image, which has one label or several."""
-    classes = [i for i in np.atleast_1d(label) if i >= 0]
-    return ", ".join(str(names[i]) if names else f"class {i}" for i in classes)
 
 
 def statistics(batch: dict) -> dict:
@@ -159,11 +108,8 @@ def check_images(config, args, report: dict, opened: source.Source) -> None:
     """Decodes some or all images of an opened data set: statistics, contact sheet, corrupt ones."""
     batch = sample(config, opened, report["use"])
     report |= statistics(batch)
-    sheet = sheet_path(args.out, report["use"], report["name"], report["split"])
-    try:
-        contact_sheet(batch, opened.class_names, sheet)
-    except OSError as error:
-        raise write_error(args.out, error) from None
+    sheet = contact_sheet.file_of(args.out, report["use"], report["name"], report["split"])
+    contact_sheet.draw(batch, opened.class_names, sheet)
     if args.scan:
         corrupt = corrupt_images(config, opened)
     else:
@@ -279,8 +225,10 @@ def print_reports(reports: list[dict]) -> None:
     for report in reports:
         if "splits" in report:
             sizes = ", ".join(f"{name} {count:,}" for name, count in report["splits"].items())
+            unused = report.get("ignored")
+            others = f"; ignored are {ignored.text(unused)}" if unused else ""
             sheet = f"; see {report['sheet']}" if "sheet" in report else ""
-            text = f"{report['use']}: {report['name']} in {report['where']}: {sizes}{sheet}"
+            text = f"{report['use']}: {report['name']} in {report['where']}: {sizes}{others}{sheet}"
             print(printable(text))
         elif "sheet" in report:
             print(printable(f"{report['use']}: {report['name']}; see {report['sheet']}"))
@@ -290,7 +238,7 @@ def run(config, args) -> dict:
     """Checks every data set of a config, prints and returns the reports; `ready` is true if all
     are.
     """
-    must_be_writable(args.out)
+    contact_sheet.must_be_writable(args.out)
     weights_decide = not config.image_size
     if weights_decide:
         config = config.copy_and_resolve_references()
