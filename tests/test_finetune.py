@@ -2,12 +2,22 @@
 
 import json
 
+import jax
+import numpy as np
 import pytest
-from conftest import last_error, metric_lines
+from conftest import TINY, last_error, metric_lines
+from PIL import Image
+from sklearn.datasets import load_digits
 
-from vit_jax import finetune
+from vit_jax import config as configs
+from vit_jax import finetune, predict
 from vit_jax.checkpoints import read as checkpoint
+from vit_jax.data.sources import open as sources
+from vit_jax.distributed.mesh import AXES
 from vit_jax.errors import NegativeResult
+from vit_jax.train import __main__ as train
+from vit_jax.train.experiment import Experiment, total_bytes
+from vit_jax.train.recipe import measure, prepare
 from vit_jax.weights import load as pretrained
 
 
@@ -99,3 +109,132 @@ def test_mistakes_are_one_line(tiny, tmp_path, capsys, says):
     assert run(tiny, tmp_path / "new", *MISTAKES[says]) == 2
     assert says in last_error(capsys)
     assert not (tmp_path / "new").exists()
+
+
+def write_photos(folder, counts: dict[str, int]) -> str:
+    """Digits as PNGs of several sizes, a folder for each class."""
+    digits = load_digits()
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        numbers = np.flatnonzero(digits.target == int(name[-1]))[:count]
+        for i in numbers.tolist():
+            pixels = (digits.images[i] * 15.9).astype(np.uint8)
+            image = Image.fromarray(pixels).resize((16 + i % 5, 24 - i % 7))
+            image.save(folder / name / f"{i}.png")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    """A tiny model for images of 8 x 8 pixels, in a workdir of ours."""
+    folder = tmp_path_factory.mktemp("weights")
+    (folder / "tiny.py").write_text(TINY)
+    flags = ["--config.total_steps=1", "--config.evals.val.every=0"]
+    assert train.main([f"--config={folder}/tiny.py", f"--workdir={folder}/run", *flags]) == 0
+    return f"{folder}/run"
+
+
+@pytest.mark.slow
+def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
+    """From photos to predictions; a second start makes the same choices without measuring."""
+    monkeypatch.chdir(tmp_path)
+    photos = write_photos(tmp_path / "my photos", {"digit 0": 24, "digit 1": 6, "digit 7": 9})
+    flags = [photos, f"--init_from={weights}", "--config.total_epochs=8", "--lrs=0.01,0.03"]
+    flags.append(f"--json={tmp_path}/out")
+    assert finetune.main(flags) == 0
+    out = capsys.readouterr()
+    assert "39 images of 3 classes" in out.err and "measuring the step" in out.err
+    assert "--init_from='my photos-finetuned'" in out.out
+    folder = tmp_path / "my photos-finetuned"
+    record = json.loads((folder / "config.json").read_text())
+    assert record["config"]["data"]["class_balance"] == 0.5, "24 images of one class, 6 of another"
+    assert record["config"]["image_size"] == 8 and record["lrs"] == [0.01, 0.03]
+    rows = {what: (chosen, why) for what, chosen, why in record["rows"]}
+    assert rows["held out"][0] == "8 of 39 images"
+    assert rows["length"][0] == "16 steps = 8.26 epochs"
+    assert rows["length"][1].startswith("set on the command line; ends if the held-out loss")
+    runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    assert runs == ["final", "lr_0.01", "lr_0.03"]
+    found = json.loads((tmp_path / "out").read_text())
+    lowest = min(found["tried"], key=found["tried"].get)
+    assert float(lowest) == found["lr"], "the loss decides: only 8 images are held out"
+    best = checkpoint.read_meta(checkpoint.find(folder))
+    loss = best["metrics"]["eval/held_out/loss"]
+    lines = metric_lines(folder / "final")
+    assert loss == min(x["eval/held_out/loss"] for x in lines if "eval/held_out/loss" in x)
+    assert found["final"]["eval/held_out/loss"] == loss
+    assert found["final"]["eval/held_out/count"] == 8
+
+    monkeypatch.setattr(prepare, "make", None)  # choices are read, not made
+    assert finetune.main(flags) == 0
+    assert json.loads((tmp_path / "out").read_text()) == found
+    assert "as chosen before" in capsys.readouterr().err
+    assert finetune.main([*flags, "--config.data.flip=False"]) == 2
+    assert "another config" in last_error(capsys)
+    assert finetune.main([weights, *flags[1:], f"--workdir={folder}"]) == 2
+    assert "has a fine-tuning of" in last_error(capsys)
+    assert predict.main([f"--init_from={folder}", photos, "--out=classes.csv"]) == 0
+    assert "digit 7" in (tmp_path / "classes.csv").read_text()
+
+
+FOLDER_MISTAKES = {
+    "--init_from is missing": ["photos"],
+    "there is nothing to fine-tune on": [],
+    "is neither a folder of images": ["./nothing", "--init_from=x"],
+    "images of one class only (digit 0)": ["photos", "--init_from=x"],
+    "--workdir=photos/run is inside": ["photos", "--init_from=x", "--workdir=photos/run"],
+    "--held_out=0% must be above": ["photos", "--init_from=x", "--held_out=0%"],
+    "data.subset is needed to hold": ["photos", "--init_from=x", "--config.data.subset=10%"],
+    "config key optim.learning is unknown": [
+        "photos",
+        "--init_from=x",
+        "--config.optim.learning=1",
+    ],
+}
+
+
+@pytest.mark.parametrize("says", FOLDER_MISTAKES)
+def test_mistakes_with_a_folder_are_one_line_and_write_nothing(tmp_path, monkeypatch, capsys, says):
+    monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos", {"digit 0": 3})
+    assert finetune.main(FOLDER_MISTAKES[says]) == 2
+    assert says in last_error(capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_microbatches_make_a_step_fit_the_memory(tiny):
+    config = configs.load(tiny, ["--config.data.batch_size=4096", "--config.model.depth=1"])
+    source = sources.open_training(config.data)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1, 1, 1), AXES)
+
+    def compiled(limit: int | None):
+        step, experiment, _ = measure.compile_to_fit(config, source, {}, limit, mesh)
+        return experiment.config.accum_steps, total_bytes(step)
+
+    with jax.set_mesh(mesh):
+        accum_steps, most = compiled(None)
+        assert accum_steps == 1
+        accum_steps, less = compiled(most - 1)
+        assert accum_steps == 2 and less < most
+
+
+def test_what_does_not_fit_with_one_image_at_a_time(tiny):
+    config = configs.load(tiny, ["--config.data.batch_size=1", "--config.model.depth=1"])
+    source = sources.open_training(config.data)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1, 1, 1), AXES)
+    with jax.set_mesh(mesh), pytest.raises(NegativeResult, match="one image at a time does not"):
+        measure.compile_to_fit(config, source, {}, 1000, mesh)
+
+
+def test_frozen_parameters_have_no_backward_pass(tiny):
+    """The head alone takes a third of the FLOPs, those of the forward pass."""
+    flops = {}
+    for pattern in ("", "(?!head).*"):
+        config = configs.load(tiny, [f"--config.optim.frozen={pattern}"])
+        experiment = Experiment.on_devices(config, jax.devices()[:1])
+        with jax.set_mesh(experiment.mesh):
+            lowered = experiment.train_step.lower(
+                experiment.abstract_state, experiment.abstract_batch
+            )
+        flops[pattern] = lowered.compile().cost_analysis()["flops"]
+    assert flops["(?!head).*"] < 0.45 * flops[""]

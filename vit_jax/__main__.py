@@ -7,7 +7,7 @@ from vit_jax.errors import UserError, end_on_signals
 
 COMMANDS = {
     "train": "pretrain or fine-tune what a config says",
-    "finetune": "fine-tune with a choice of the learning rate",
+    "finetune": "fine-tune on a folder of images, or as a config says",
     "evaluate": "measure weights on any data set",
     "predict": "classes or features of images",
     "vtab": "check, prepare and run the 19 tasks of VTAB-1k",

@@ -1,36 +1,38 @@
-"""Fine-tuning with a choice of the learning rate: each is tried on a part of the training data, the
-best on all of it.
+"""Fine-tuning: of a folder of images, or as a config says, with a choice of the learning rate.
 
+python -m vit_jax.finetune FOLDER --init_from=WEIGHTS [--workdir=DIR] [--config.KEY=VALUE ...]
 python -m vit_jax.finetune --config=configs/finetune.py:VARIANT,DATASET
-    --config.init_from=WEIGHTS --workdir=DIR [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
+    --init_from=WEIGHTS --workdir=DIR [--lrs=0.001,0.003,0.01,0.03] [--held_out=10%]
 
-Each run is one of `vit_jax.train` in a folder of its own, DIR/lr_0.01 and so on, and DIR/final.
+The first chooses everything itself, by `vit_jax/train/recipe`; FOLDER may also be another data set,
+such as csv:PATH. With a config, each learning rate is tried on a part of the training data, and the
+best trains on all of it. Each run is one of `vit_jax.train` in a folder of its own, DIR/lr_0.01 and
+so on, and DIR/final.
 """
 
+import contextlib
 import json
 import logging
 import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from etils import epath
-from rich.table import Table
 
 from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.cli import regular
-from vit_jax.cli.terminal import Console
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, workdir
 from vit_jax.train.fit import run
+from vit_jax.train.recipe import facts, prepare, report, trials
 
 log = logging.getLogger("vit_jax.finetune")
 
 LRS = (0.001, 0.003, 0.01, 0.03)  # arXiv 2010.11929 table 4, of most data sets
-HELD_OUT = "held_out"  # name of the evaluation that decides
-KEY = f"eval/{HELD_OUT}/top1"
 
 
 def learning_rates(text: str) -> list[float]:
@@ -57,38 +59,10 @@ def train_share(held_out: str) -> str:
     return f"{100 - float(match[1]):g}%"
 
 
-def trial_config(config, lr: float, share: str):
-    """The config of a trial run with this learning rate.
-
-    It trains on `share` of the data, and is evaluated at its end on the rest, with the settings of
-    the first evaluation.
-    """
-    classifications = [entry for entry in config.evals.values() if entry.type == "classification"]
-    if not classifications:
-        raise UserError(
-            "config.evals has no classification, which says how images are evaluated: add one"
-        )
-    if config.data.subset or config.data.name == "mixture":
-        raise UserError(
-            "data.subset is needed to hold a part of the data out, so it can't be set, and the "
-            "data can't be a mixture: change one of them"
-        )
-    trial = config.copy_and_resolve_references()
-    with trial.unlocked():
-        trial.optim.lr = lr
-        trial.data.subset = share
-        trial.evals = {HELD_OUT: classifications[0].copy_and_resolve_references()}
-        trial.evals[HELD_OUT].every = 0
-        trial.evals[HELD_OUT].data.update(rest=True, split=config.data.split, name="", data_dir="")
-        trial.checkpoint.every = 0
-        trial.checkpoint.keep_best = ""
-    return trial.lock()
-
-
-def run_trial(config, folder: epath.Path) -> float | None:
-    """The accuracy of a trial run; None if loss or gradients were not finite."""
+def run_trial(config, folder: epath.Path, metric: str) -> float | None:
+    """The result of a trial run; None if loss or gradients were not finite."""
     try:
-        return run(config, folder)[KEY]
+        return run(config, folder)[metric]
     except NegativeResult as error:
         log.warning("lr %g: %s", config.optim.lr, one_line(error))
         return None
@@ -96,7 +70,7 @@ def run_trial(config, folder: epath.Path) -> float | None:
 
 def matters(key: str) -> bool:
     """Whether another value of this key makes another trial run."""
-    is_held_out = key.startswith(f"evals.{HELD_OUT}.")
+    is_held_out = key.startswith(f"evals.{trials.HELD_OUT}.")
     return key != "optim.lr" and (workdir.is_fixed(key) or is_held_out)
 
 
@@ -111,7 +85,7 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
     """
     try:
         saved = json.loads(regular.read_text(path))
-        trials = dict(saved["tried"])
+        tried = dict(saved["tried"])
         is_same = saved["about"] == about
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
@@ -119,25 +93,30 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
         raise UserError(
             f"--workdir={path.parent} has a fine-tuning with another config: choose another folder"
         )
-    return trials
+    return tried
 
 
 def run_trials(
-    config, folder: epath.Path, lrs: Sequence[float], share: str
+    make_config: Callable, folder: epath.Path, lrs: Sequence[float], metric: str = trials.KEY
 ) -> dict[float, float | None]:
-    """Accuracies on the held-out part by learning rate; finetune.json has those of before."""
+    """Results on the held-out part by learning rate; finetune.json has those of before.
+
+    Args:
+      make_config: f(learning rate) -> the config of its trial run.
+      metric: of that run, what decides.
+    """
     path = folder / "finetune.json"
-    flat = configs.flatten(configs.to_json(trial_config(config, lrs[0], share)))
+    flat = configs.flatten(configs.to_json(make_config(lrs[0])))
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
-    trials = load_trials(path, about)
+    tried = load_trials(path, about)
     for lr in lrs:
-        if f"{lr:g}" in trials:
+        if f"{lr:g}" in tried:
             continue
-        trials[f"{lr:g}"] = run_trial(trial_config(config, lr, share), folder / f"lr_{lr:g}")
+        tried[f"{lr:g}"] = run_trial(make_config(lr), folder / f"lr_{lr:g}", metric)
         if jax.process_index() == 0:
-            text = json.dumps(dict(about=about, tried=trials), indent=1)
+            text = json.dumps(dict(about=about, tried=tried), indent=1)
             cli.replace_file(path, text + "\n")
-    return {lr: trials[f"{lr:g}"] for lr in lrs}
+    return {lr: tried[f"{lr:g}"] for lr in lrs}
 
 
 def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
@@ -161,63 +140,140 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
     return run(final.lock(), folder)
 
 
-def show(trials: dict[float, float | None], final: dict[str, float]) -> None:
-    table = Table("learning rate", "held-out top-1", title="fine-tuning")
-    for lr, top1 in trials.items():
-        table.add_row(f"{lr:g}", "not finite" if top1 is None else f"{top1:.2%}")
-    for key in final:
-        if re.fullmatch(r"eval/.*/top1", key):
-            accuracy = f"{key.split('/')[1]} {final[key]:.2%}"
-            table.add_row(f"{best(trials):g}, all of train", accuracy, style="bold")
-    Console().print(table)
-
-
-def best(trials: dict[float, float | None]) -> float:
-    """The learning rate with the highest accuracy; of equals, the lowest."""
-    finite = {lr: top1 for lr, top1 in trials.items() if top1 is not None}
+def best(tried: dict[float, float | None], metric: str = trials.KEY) -> float:
+    """The learning rate with the highest accuracy, or lowest loss; of equals, the lowest."""
+    finite = {lr: result for lr, result in tried.items() if result is not None}
     if not finite:
         raise NegativeResult(
             "loss or gradients were not finite with any of the learning rates: try lower ones"
         )
-    return max(finite, key=finite.get)
+    choice = min if metric.endswith("/loss") else max
+    return choice(finite, key=finite.get)
 
 
 def add_arguments(parser, part: str) -> None:
     parser.add_argument(
-        "--workdir", required=True, metavar="DIR", help="the same command continues in it"
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="images in a folder for each class, or a data set such as csv:PATH; without --config",
     )
     parser.add_argument(
-        "--lrs",
-        default=",".join(map(str, LRS)),
-        help="learning rates to try (default: %(default)s)",
+        "--workdir",
+        metavar="DIR",
+        help="the same command continues in it (default: FOLDER-finetuned in the current folder)",
     )
+    parser.add_argument("--lrs", help="learning rates to try, such as 0.003,0.01 (default: chosen)")
     parser.add_argument(
-        "--held_out", default="10%", help="share of the training data that decides (default: 10%%)"
+        "--held_out",
+        help="share of the training data that decides (default: 10%%; with FOLDER by its size)",
     )
     workdir.add_arguments(parser)
 
 
 def work(args) -> None:
+    if args.config and args.folder:
+        raise UserError(
+            f"--config and the folder {args.folder} are both given: give one of them (overrides "
+            "are written --config.KEY=VALUE)"
+        )
+    if args.folder:
+        work_on_folder(args)
+    elif args.config:
+        work_by_config(args)
+    else:
+        raise UserError(
+            "there is nothing to fine-tune on: give a folder of images and --init_from=WEIGHTS, or "
+            "--config=FILE.py"
+        )
+
+
+def work_by_config(args) -> None:
     config = args.config
-    lrs = learning_rates(args.lrs)
-    share = train_share(args.held_out)
-    trial_config(
-        config, lrs[0], share
-    )  # a config that does not fit is found before anything starts
+    lrs = LRS if args.lrs is None else learning_rates(args.lrs)
+    share = train_share("10%" if args.held_out is None else args.held_out)
+    if not args.workdir:
+        raise UserError("--workdir is missing: say where the runs write, such as --workdir=DIR")
+    # A config that does not fit is found before anything starts.
+    trials.part_of(config, lrs[0], share)
+    start()
+    with holding(args, args.workdir) as folder:
+        tried = run_trials(lambda lr: trials.part_of(config, lr, share), folder, lrs)
+        lr = best(tried)
+        final = run_final(config, folder / "final", lr)
+    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train"))
+
+
+def work_on_folder(args) -> None:
+    wish = wish_of(args)
+    path = args.workdir or prepare.default_workdir(args.folder)
+    prepare.check_outside(path, wish.data_name)
+    start()
+    with cli.logging_to(None):  # what does not fit is found before anything is written
+        found = None if prepare.is_in(path) else prepare.find(wish)
+    with holding(args, path) as folder:
+        recipe = prepare.load_or_make(folder, wish, found)
+        del found  # every run reads the weights itself
+        config = recipe.config
+        metric = config.checkpoint.keep_best
+        if not metric.startswith(f"eval/{trials.HELD_OUT}/"):  # set by the user
+            metric = trials.KEY
+        tried = {}
+        lr = recipe.lrs[0]
+        if len(recipe.lrs) > 1:
+
+            def make_trial(lr: float):
+                return trials.shorter(config, lr, recipe.steps)
+
+            tried = run_trials(make_trial, folder, recipe.lrs, metric)
+            lr = best(tried, metric)
+        run_final(config, folder / "final", lr)
+        final = report.delivered(folder / "final")
+    what = "all but the held-out images"
+    end(args, folder, report.Outcome(tried, metric, lr, final, what))
+    print(printable(f"Next:      vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"))
+
+
+def wish_of(args) -> prepare.Wish:
+    """What the command line asks for."""
+    given = [text for text in args.overrides if text.startswith("--config.init_from=")]
+    if not given:
+        raise UserError(
+            "--init_from is missing: give the weights to start from, such as --init_from=B_16.npz"
+        )
+    if args.held_out is not None:
+        train_share(args.held_out)
+    return prepare.Wish(
+        data_name=facts.data_set(args.folder),
+        init_from=prepare.location_of(given[-1].partition("=")[2]),
+        overrides=tuple(text for text in args.overrides if text not in given),
+        lrs=() if args.lrs is None else tuple(learning_rates(args.lrs)),
+        held_out=args.held_out or "",
+    )
+
+
+def start() -> None:
     with goodput.stopwatch.spending("waiting"):
         runtime.start()
-    folder = workdir.make(args.workdir)
+
+
+@contextlib.contextmanager
+def holding(args, path: str) -> Iterator[epath.Path]:
+    """The workdir, which this job holds; signals stop the job."""
+    folder = workdir.make(path)
     with (
         preemption.signals.listening(lambda: COMMAND.recovery),
         cli.logging_to(None),
         workdir.held(folder, args.take_over),
     ):
-        trials = run_trials(config, folder, lrs, share)
-        final = run_final(config, folder / "final", best(trials))
+        yield folder
+
+
+def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
+    """Shows and writes how it went."""
     if jax.process_index() == 0:
-        show(trials, final)
-        chosen = {key: value for key, value in final.items() if key.startswith("eval/")}
-        cli.write_json(args.json, dict(tried=trials, lr=best(trials), final=chosen))
+        report.show(outcome)
+        cli.write_json(args.json, report.to_json(outcome))
     print(printable(f"The model: {folder / 'final'}"))
 
 
@@ -227,6 +283,7 @@ COMMAND = cli.Command(
     work,
     add_arguments,
     config="like vit_jax.train's; --config.KEY=VALUE overrides",
+    default_configs={"": ""},
     takes_weights=True,
     json="write the accuracies here",
     recovery="finished trials and saved checkpoints are intact, and the same command continues",

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import orbax.checkpoint as ocp
@@ -40,13 +40,20 @@ class KeepBest:
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
         self.scores.pop(step, None)
-        if self.metric in metrics:
+        if math.isfinite(metrics.get(self.metric, math.nan)):
             self.scores[step] = self.sign * metrics[self.metric]
+
+    def best_of(self, steps: Iterable[int]) -> int | None:
+        scored = [step for step in sorted(steps) if step in self.scores]
+        return max(scored, key=self.scores.get, default=None)
+
+    def step_until(self, last: int) -> int | None:
+        """The best checkpoint up to step `last`, if one has the metric."""
+        return self.best_of(step for step in self.scores if step <= last)
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         """Called by Orbax with all checkpoints."""
-        scored = [info.step for info in checkpoints if info.step in self.scores]
-        best = max(scored, key=self.scores.get, default=None)
+        best = self.best_of(info.step for info in checkpoints)
         return [info.step == best for info in checkpoints]
 
 
@@ -131,11 +138,12 @@ class Checkpointer:
             for name, value in metrics.items()
             if name.startswith("eval/") and math.isfinite(value)
         }
-        sealed = checksums.seal(meta | dict(step=step, metrics=metrics), state)
+        self.best.add(step, metrics)
+        facts = dict(step=step, metrics=metrics, best=self.best.step_until(step))
+        sealed = checksums.seal(meta | facts, state)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(sealed)
         )
-        self.best.add(step, metrics)
         self.saves.start(step, items)
         return {"checkpoint/stall_s": time.perf_counter() - start}
 

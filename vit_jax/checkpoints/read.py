@@ -81,17 +81,34 @@ def steps(folder) -> list[int]:
     return sorted(int(child.name) for child in children if child.name.isdigit())
 
 
+def delivered(folder) -> int | None:
+    """Of the checkpoints in a folder the one that the run delivers: the newest, or with early
+    stopping the best.
+    """
+    found = steps(folder)
+    if not found:
+        return None
+    try:
+        meta = read_meta(folder / str(found[-1]))
+    except UserError:  # whoever reads the checkpoint reports that
+        return found[-1]
+    stops_early = meta.get("config", {}).get("early_stopping", 0)
+    if stops_early and meta["best"] in found:
+        return meta["best"]
+    return found[-1]
+
+
 def find(path) -> epath.Path:
-    """The folder of one checkpoint: `path` itself, or the newest of a workdir or a `checkpoints`
-    folder.
+    """The folder of one checkpoint: `path` itself, or of a workdir or a `checkpoints` folder the
+    one that the run delivers.
     """
     path = check_name(path)
     for folder in folders_of(path):
         if (folder / "state").exists() and (folder / "meta").exists():
             return folder
-        found = steps(folder)
-        if found:
-            return folder / str(found[-1])
+        step = delivered(folder)
+        if step is not None:
+            return folder / str(step)
     raise UserError(
         f"{path} holds no checkpoint: give a workdir, or a folder checkpoints/STEP in one"
     )

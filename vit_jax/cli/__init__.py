@@ -185,8 +185,8 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser, str], None] = lambda parser, name: None
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sub-commands and help
     config: str | None = None  # help of --config; None: the command takes no config
-    # Sub-command ("" if there are none) -> default of --config; without one it is required. With ""
-    # the sub-command does without.
+    # Sub-command ("" if there are none) -> default of --config; without one it is required. With
+    # "" it may be left out, and then `args.config` is None.
     default_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     takes_weights: bool = False  # --init_from=WEIGHTS is short for --config.init_from=WEIGHTS
     json: str = ""  # help of --json; "": it writes none

@@ -16,7 +16,15 @@ from vit_jax.config.defaults import (
     vtab_defaults,
 )
 from vit_jax.config.key import is_own
-from vit_jax.config.load import check_key, check_value, import_file, load, load_in_python, to_json
+from vit_jax.config.load import (
+    check_key,
+    check_value,
+    from_values,
+    import_file,
+    load,
+    load_in_python,
+    to_json,
+)
 
 __all__ = [
     "KEYS",
@@ -28,6 +36,7 @@ __all__ = [
     "eval_defaults",
     "find",
     "flatten",
+    "from_values",
     "generic",
     "import_file",
     "is_own",

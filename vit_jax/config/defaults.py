@@ -75,6 +75,8 @@ RUN = dict(
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
+    early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
+                       "which the run ends; 0: off", vtab=False),
     max_skipped=key(10, "updates skipped in a row, because loss or gradients are not finite, that "
                     "end the run", within=COUNT, resume=True),
 )
@@ -149,6 +151,9 @@ DATA = dict(
     subset=key("", "a random part with the classes in proportion, such as 10% or 5000; '': all",
                vtab=False),
     subset_seed=key(0, "which part", vtab=False),
+    class_balance=key(0.0, "how often training sees an image of each class: in proportion to the "
+                      "class's images to the power of 1 - this; 0: the data as they are, 1: all "
+                      "classes equally often", within=SHARE, vtab=False),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",

@@ -280,11 +280,17 @@ def load(location: str, arguments: list[str] = ()) -> ml_collections.ConfigDict:
     Raises:
       UserError: unknown key, wrong type, impossible value, or a key of a branch that is not chosen.
     """
-    in_file = read_file(location)
-    on_line = read_overrides(assemble(in_file), list(arguments))
-    config = override(in_file, on_line, COMMAND_LINE)
+    config = from_values(read_file(location), arguments)
     look_beside(location, config)
     return config
+
+
+def from_values(
+    values: Mapping[str, object], arguments: list[str] = ()
+) -> ml_collections.ConfigDict:
+    """`load` with flat values in place of a file."""
+    on_line = read_overrides(assemble(values), list(arguments))
+    return override(dict(values), on_line, COMMAND_LINE)
 
 
 def load_in_python(config, overrides) -> ml_collections.ConfigDict:

@@ -46,6 +46,11 @@ def check_data(data: ml_collections.ConfigDict) -> None:
             "config key data.subset has no effect on a mixture: choose parts by slices, such as "
             "NAME@train[:10%]"
         )
+    if data.name == "mixture" and data.class_balance:
+        raise UserError(
+            f"config key data.class_balance={data.class_balance} has no effect on a mixture, whose "
+            "weights say how often each part is seen: set it to 0"
+        )
     parts = data.get("mixture", ())
     total = sum(weight for _, weight in parts)
     small = [name for name, weight in parts if weight < total / 10_000]
@@ -97,6 +102,16 @@ def check_evals(config: ml_collections.ConfigDict) -> None:
         raise UserError(
             f"config key checkpoint.keep_best={best!r} is not a metric of evals: possible are "
             f"{known}"
+        )
+
+
+def check_early_stopping(config: ml_collections.ConfigDict) -> None:
+    """It needs checkpoints, and a metric that says which is the best."""
+    checkpoint = config.checkpoint
+    if config.early_stopping and not (checkpoint.keep_best and checkpoint.every):
+        raise UserError(
+            f"config key early_stopping={config.early_stopping} needs checkpoint.keep_best, such "
+            "as eval/val/top1, and checkpoint.every, the steps between checkpoints: set both"
         )
 
 
@@ -161,3 +176,4 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)
+    check_early_stopping(config)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from vit_jax.data.sources.source import BLOCK
+
 # What a hash is for; each purpose has its own.
 SHUFFLE_SALT = 0
 AUGMENT_SALT = 1
@@ -17,8 +19,6 @@ MIXTURE_SALT = 2
 # alike than random ones (15 sigma for 65,536 examples); from 8 on, the order passes chi-square
 # tests of uniformity for 10^3 to 10^6 examples.
 ROUNDS = 16
-# A mixture consists of blocks of this many examples, in which every source has its exact share.
-BLOCK = 10_000
 
 
 def mix64(x):
@@ -65,13 +65,13 @@ def shuffle(position, size, *key):
     return tf.where(index == size, permute(index), index)
 
 
-def shares(weights: Sequence[float]) -> np.ndarray:
+def shares(weights: Sequence[float], block: int = BLOCK) -> np.ndarray:
     """Number of examples of each source in a block, int64 [sources]: in proportion to the weights,
     by the method of largest remainders.
     """
-    exact = np.asarray(weights, np.float64) / sum(weights) * BLOCK
+    exact = np.asarray(weights, np.float64) / sum(weights) * block
     counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: BLOCK - counts.sum()]] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: block - counts.sum()]] += 1
     return counts
 
 
@@ -79,8 +79,9 @@ def deal(position, counts: np.ndarray, seed: int):
     """Which source the examples of a mixture come from: (source, position in that source), int64
     [n] each.
     """
-    block = position // BLOCK
-    slot = shuffle(position % BLOCK, BLOCK, seed, MIXTURE_SALT, block)
+    size = int(counts.sum())
+    block = position // size
+    slot = shuffle(position % size, size, seed, MIXTURE_SALT, block)
     ends = np.cumsum(counts)
     source = tf.searchsorted(tf.constant(ends), slot, side="right", out_type=tf.int64)
     first = tf.gather(tf.constant(ends - counts), source)
@@ -98,6 +99,7 @@ def train_items(
     rows: np.ndarray,
     seed: int,
     repeats: int = 1,
+    block: int = BLOCK,
 ) -> Callable:
     """The order of training. Every epoch of a source is a permutation of it.
 
@@ -105,6 +107,7 @@ def train_items(
       parts: (number of examples, weight) of every source; usually there is only one.
       rows: which rows of the global batch to return, int [rows].
       repeats: repeated augmentation (arXiv 1901.09335): copies of each image per batch.
+      block: examples in which every source has its exact share.
 
     Returns:
       f(step) -> dict of `index` int64 [rows], `epoch` int64, `seed` int32 [rows, 2], `mask`
@@ -112,7 +115,7 @@ def train_items(
     """
     sizes = np.asarray([size for size, _ in parts], np.int64)
     starts = np.cumsum(sizes) - sizes
-    counts = shares([weight for _, weight in parts])
+    counts = shares([weight for _, weight in parts], block)
     distinct = batch_size // repeats
     slot = tf.constant(rows % distinct, tf.int64)
     repeat = tf.constant(rows // distinct, tf.int64)
@@ -133,11 +136,11 @@ def train_items(
     return items
 
 
-def ids(config, parts: Sequence[tuple[int, float]], step: int) -> list[int]:
+def ids(config, parts: Sequence[tuple[int, float]], step: int, block: int = BLOCK) -> list[int]:
     """Ids of the examples in the global batch of `step`, the number of updates done before it."""
     data = config.data
     rows = np.arange(data.batch_size)
-    items = train_items(parts, data.batch_size, rows, config.seed, data.repeats)
+    items = train_items(parts, data.batch_size, rows, config.seed, data.repeats, block)
     return items(tf.constant(step, tf.int64))["index"].numpy().tolist()
 
 

@@ -280,9 +280,12 @@ def train_pipeline(
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
     threads = data.threads or cores()
+    items = order.train_items(
+        source.parts, data.batch_size, rows, config.seed, data.repeats, source.block
+    )
     return Pipeline(
         source=source,
-        items=order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats),
+        items=items,
         image=images.train_image(data, config.image_size, images.most_pixels(threads)),
         size=(config.image_size, config.image_size),
         rows=len(rows),

@@ -67,7 +67,9 @@ def step(config, source, number: int, left_out: LeftOut) -> dict:
     data = config.data
     number_of_batch = left_out.batch_of(number)
     rows = np.arange(data.batch_size)
-    items = order.train_items(source.parts, data.batch_size, rows, config.seed, data.repeats)
+    items = order.train_items(
+        source.parts, data.batch_size, rows, config.seed, data.repeats, source.block
+    )
     found = items(tf.constant(number_of_batch, tf.int64))
     batch = {name: value.numpy() for name, value in found.items()}
     flipped = np.zeros(len(rows), bool)

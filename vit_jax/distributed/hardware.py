@@ -1,6 +1,7 @@
 """What depends on the platform: facts about accelerators, compiler options, and ways to compute."""
 
 import dataclasses
+import pathlib
 import sys
 
 import jax
@@ -84,6 +85,19 @@ def peak_flops(device_kind: str) -> float | None:
 def is_cpu() -> bool:
     """Whether this process computes on CPUs by default."""
     return jax.default_backend() == "cpu"
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether products of bfloat16 matrices are faster than those of float32: on accelerators, and
+    on CPUs with instructions for them, as far as Linux says so.
+    """
+    if not is_cpu():
+        return True
+    try:
+        flags = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def is_linux() -> bool:

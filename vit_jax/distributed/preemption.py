@@ -157,6 +157,14 @@ class SaveRequest:
         """
         return waits.each(what, items, self.is_urgent)
 
+    def each_patiently(self, what: str, items: Iterable) -> Iterator:
+        """Like `each`, but a signal cuts only a wait short that is longer than `waits.SPEAK_S`."""
+
+        def should_stop() -> bool:
+            return self.is_urgent() and waits.ongoing.current.seconds > waits.SPEAK_S
+
+        return waits.each(what, items, should_stop)
+
     def until_due(self, what: str, items: Iterable) -> Iterator:
         """Like `each`, and raises Interrupted between items, too, when the run should save and
         stop.

@@ -35,6 +35,7 @@ log = logging.getLogger("vit_jax.train")
 
 NONE = MappingProxyType({})
 IMAGES = ("mean", "std", *PREPARATION)  # fields of any model: the images that it expects
+MOST_EPOCHS = 300  # of a fine-tuning, without a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,22 @@ def declared_start(config) -> Mapping:
     return states.read_weights(config).fields
 
 
+def warn_of_epochs(experiment: Experiment) -> None:
+    """Logs a warning if a fine-tuning sees its images very often, which takes long and overfits."""
+    config = experiment.config
+    data = config.data
+    images = experiment.total_steps * data.batch_size
+    epochs = images / experiment.facts.num_examples
+    if not config.init_from or epochs <= MOST_EPOCHS or data.name.startswith(vtab_tasks.PREFIX):
+        return
+    log.warning(
+        "%s steps of %d images are %s epochs of the %s images of %s, more than %d: set fewer "
+        "total_steps, or let `vit_jax finetune FOLDER` choose",
+        *(f"{experiment.total_steps:,}", data.batch_size, f"{epochs:,.0f}"),
+        *(f"{experiment.facts.num_examples:,}", catalog.data_name(data), MOST_EPOCHS),
+    )
+
+
 def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
     """The model that `config.model` describes: its variant, and what differs from the defaults.
 
@@ -244,6 +261,7 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
     """
 
     def apply_fn(params, image, key):
+        params = optim.without_gradients(params, config.optim.frozen)
         return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
 
     train_step = step.make_train_step(

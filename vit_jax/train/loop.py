@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -24,7 +25,8 @@ from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
 from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
-from vit_jax.train.experiment import Experiment
+from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train.experiment import Experiment, warn_of_epochs
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
@@ -46,6 +48,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
     preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
+    warn_of_epochs(experiment)
     states.check_fits(experiment.abstract_state)
     timer = make_timer(experiment)
 
@@ -81,6 +84,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             guard=make_guard(experiment, source, folder, spikes.left_out),
             spikes=spikes,
+            stopping=EarlyStopping(experiment, checkpointer),
             request=stack.enter_context(
                 preemption.SaveRequest(lambda: workdir.continuation(folder))
             ),
@@ -131,7 +135,8 @@ def make_guard(
 
     def ids(number: int) -> list[int]:
         """The examples in the batch of an update, counted from 1."""
-        return order.ids(experiment.config, source.parts, left_out.batch_of(number - 1))
+        batch = left_out.batch_of(number - 1)
+        return order.ids(experiment.config, source.parts, batch, source.block)
 
     return nonfinite.SkippedUpdates(experiment.config.max_skipped, folder, ids)
 
@@ -158,6 +163,7 @@ class Loop:
     profiler: ProfilerWindow
     guard: nonfinite.SkippedUpdates
     spikes: Spikes
+    stopping: EarlyStopping
     request: preemption.SaveRequest
 
     @property
@@ -173,17 +179,18 @@ class Loop:
         """
         log.info("training from step %d", done)
         with self.bar, self.profiler, self.account.steps(done):
+            self.stopping.decide(done)
             number, state, step_metrics = self.updates(done, state)
             while state is None:  # after a loss spike
                 number, state, step_metrics = self.updates(*self.go_back())
         console.show_summary(self.files, self.timer.totals(), self.account.totals())
-        if number < self.total_steps:
+        if number < self.total_steps and not self.stopping.over:
             what = "saved, the same command continues" if number else "there was nothing to save"
             name = preemption.signals.requested or "SIGTERM"
             log.info("stopped by %s at step %d: %s", name, number, what)
             raise Preempted
         self.check_end(number, state, step_metrics)
-        log.info("done: %d steps, results in %s", self.total_steps, self.folder)
+        log.info("done: %d steps, results in %s", number, self.folder)
 
     def updates(
         self, done: int, state: step.TrainState
@@ -198,7 +205,8 @@ class Loop:
         step_metrics = {}
         scalars = {}
         stopped = False
-        for number in range(done + 1, self.total_steps + 1):
+        last = done if self.stopping.over else self.total_steps
+        for number in range(done + 1, last + 1):
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
             try:
@@ -213,16 +221,19 @@ class Loop:
                 return number, None, {}
             scalars = self.report(number, step_metrics)
             stopped = self.request.due()
-            if not stopped:
-                measured, stopped = self.evaluate(number, state)
+            if not stopped or self.stopping.ranks(number):
+                measured, interrupted = self.evaluate(number, state)
                 scalars |= measured
+                stopped = stopped or interrupted
             if stopped:
                 break
             self.write(number, scalars)  # before the save: a kill between them loses no line
             if self.saves_at(number):
                 self.save(number, state, step_metrics, scalars)
+            if self.stopping.over:
+                break
         if stopped:  # there is little time: save before anything else
-            self.save(number, state, step_metrics, {})
+            self.save(number, state, step_metrics, scalars)
         self.settle(number, state, step_metrics, scalars)
         if stopped:  # the next start continues after this step: what is due here is done here
             self.write(number, scalars | self.evaluate_to_the_end(number, state))
@@ -260,37 +271,60 @@ class Loop:
         return scalars
 
     def evaluate(self, number: int, state: step.TrainState) -> tuple[dict[str, float], bool]:
-        """Runs the evaluations that are due: (metrics, whether a request to stop cut in)."""
-        config = self.experiment.config
-        ranking = config.checkpoint.keep_best if self.saves_at(number) else ""
+        """Runs the evaluations that are due: (metrics, whether a request to stop cut in).
 
-        def is_due(name: str) -> bool:
-            every = config.evals[name].every
-            return due(number, every, self.total_steps) or ranking.startswith(f"eval/{name}/")
-
+        With early stopping a request waits for them: a checkpoint without its metric would change
+        when the run ends.
+        """
         try:
-            return self.run_evaluations(state, is_due, self.request.until_due), False
+            if self.stopping.ranks(number):
+                return self.evaluate_and_rank(number, state, self.request.each_patiently), False
+            params = step.eval_params(state)
+            is_due = functools.partial(self.is_evaluated, number)
+            return self.run_evaluations(params, is_due, self.request.until_due), False
         except Interrupted:
             return {}, True
+
+    def is_evaluated(self, number: int, name: str) -> bool:
+        """Whether an evaluation is due after an update, by itself or to rank the checkpoint."""
+        config = self.experiment.config
+        ranking = config.checkpoint.keep_best if self.saves_at(number) else ""
+        every = config.evals[name].every
+        return due(number, every, self.total_steps) or ranking.startswith(f"eval/{name}/")
+
+    def evaluate_and_rank(self, number: int, state: step.TrainState, until: Callable) -> dict:
+        """Evaluations of a checkpoint that counts for early stopping, and how it ranks. Those that
+        are due only at the end are of the best checkpoint, which the run delivers.
+        """
+        entries = self.experiment.config.evals
+        due_now = [name for name in entries if self.is_evaluated(number, name)]
+        now = [name for name in due_now if entries[name].every or self.stopping.ranks_by(name)]
+        scalars = self.run_evaluations(step.eval_params(state), now.__contains__, until)
+        scalars |= self.stopping.add(number, scalars)
+        if self.stopping.over or number == self.total_steps:
+            params = self.stopping.best_params(number, state)
+            scalars |= self.run_evaluations(params, lambda name: name not in now, until)
+        return scalars
 
     def evaluate_to_the_end(self, number: int, state: step.TrainState) -> dict[str, float]:
         """The same for the last step before a stop; only data that do not come cut it short."""
         config = self.experiment.config
+        if self.stopping.ranks(number):  # done before the save
+            return {}
 
         def is_due(name: str) -> bool:
             return due(number, config.evals[name].every, self.total_steps)
 
         try:
-            return self.run_evaluations(state, is_due, waits.each_soon)
+            return self.run_evaluations(step.eval_params(state), is_due, waits.each_soon)
         except Interrupted:
             log.warning("step %d is not evaluated: no data came", number)
             return {}
 
-    def run_evaluations(self, state: step.TrainState, is_due: Callable, until: Callable) -> dict:
+    def run_evaluations(self, params, is_due: Callable, until: Callable) -> dict:
         """Metrics of the evaluations that are due; `until` passes their batches on."""
         if not any(map(is_due, self.evaluations)):
             return {}
-        params = step.eval_params(state)
         with self.timer.paused("evaluation"), self.account.spending("evaluation"):
             return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
 

@@ -217,6 +217,20 @@ def freeze(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTran
     return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
+def without_gradients(params, pattern: str):
+    """`params`, of which those that match `pattern` get no gradient: what leads only to them in the
+    backward pass is not computed.
+    """
+    if not pattern:
+        return params
+
+    def stop(path, param):
+        is_frozen = value_of(path, [(pattern, True)], False)
+        return jax.lax.stop_gradient(param) if is_frozen else param
+
+    return jax.tree_util.tree_map_with_path(stop, params)
+
+
 def schedule_of(config, total_steps: int, whole=None):
     """The learning rate by step; arguments as for `make_optimizer`."""
     if whole is not None and is_own(config.schedule):

@@ -86,6 +86,7 @@ def make(path: str) -> epath.Path:
 REMOVED = {("vtab.generated", False)}
 # Keys that earlier versions did not have, with the values with which their runs are continued.
 ADDED = {("data.augment", ()), ("data.exif_rotation", True), ("data.exif_rotation", False)}
+ADDED |= {("data.class_balance", 0.0), ("early_stopping", 0)}
 
 
 def is_fixed(key: str) -> bool:

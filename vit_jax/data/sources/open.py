@@ -12,6 +12,7 @@ from vit_jax.config import is_own
 from vit_jax.data.sources import catalog, own, splits, storage, vtab_tasks
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources import vtab as vtab_source
+from vit_jax.data.sources.by_class import ByClass
 from vit_jax.data.sources.source import Source, Subset, mixture
 from vit_jax.errors import UserError
 
@@ -39,6 +40,18 @@ def open_source(name: str, split: str, data_dir: str = "", user=None) -> Source:
     return Subset(listing, splits.select(split, listing.splits, name))
 
 
+def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
+    """Examples of every split of a data set, by all of its names; {} for the user's own."""
+    if is_own(name):
+        return {}
+    must_be_reachable(name, data_dir)
+    listing = catalog.listing(name)
+    if listing is None:
+        parts = tfds_source.builder_of(name, data_dir).info.splits
+        return {split: part.num_examples for split, part in parts.items()}
+    return {split: len(numbers) for split, numbers in listing.splits.items()}
+
+
 def open_training(data, user=None) -> Source:
     """What `config.data` trains on: a data set, a stratified part of it, or a mixture."""
     if data.name == "mixture":
@@ -46,7 +59,11 @@ def open_training(data, user=None) -> Source:
         opened = [open_source(name, split, data.data_dir, user) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
     source = open_source(data.name, data.split, data.data_dir, user)
-    return Subset(source, subset_of(source, data)) if data.subset else source
+    if data.subset:
+        source = Subset(source, subset_of(source, data))
+    if data.class_balance:
+        source = ByClass(source, data.class_balance, f"{data.name} {data.split}")
+    return source
 
 
 def open_rest(data, user=None) -> Source:

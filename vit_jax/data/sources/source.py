@@ -17,6 +17,9 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
+# A mixture consists of blocks of this many examples, in which every part has its exact share.
+BLOCK = 10_000
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Source(abc.ABC):
@@ -65,6 +68,11 @@ class Source(abc.ABC):
     def parts(self) -> tuple[tuple[int, float], ...]:
         """(number of examples, weight) of each part of a mixture, in the order of the records."""
         return ((len(self), 1.0),)
+
+    @property
+    def block(self) -> int:
+        """Examples in which every part has its exact share."""
+        return BLOCK
 
     @property
     def rotated_parts(self) -> tuple[bool, ...]:

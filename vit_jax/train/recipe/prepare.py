@@ -1,0 +1,274 @@
+"""From a folder of images and weights to a config: facts, choices, measurements, and the record of
+them in the workdir, by which a second start makes the same choices.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import jax
+from etils import epath
+from rich.table import Table
+
+from vit_jax import cli
+from vit_jax import config as configs
+from vit_jax.cli import regular
+from vit_jax.cli.terminal import Console
+from vit_jax.distributed import messages, versions
+from vit_jax.errors import UserError
+from vit_jax.train import run_data
+from vit_jax.train.experiment import plan_steps
+from vit_jax.train.recipe import choose, facts, held_out, measure
+from vit_jax.train.recipe.choose import Choice
+from vit_jax.weights import load as pretrained
+from vit_jax.weights.formats.weights import Weights
+
+log = logging.getLogger("vit_jax.finetune")
+
+NAME = "config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    config: object
+    steps: int  # of the final run
+    lrs: tuple[float, ...]
+    rows: list[list[str]]  # what was chosen, and why
+
+
+def default_workdir(text: str) -> str:
+    """FOLDER-finetuned in the current folder."""
+    name = os.path.basename(text.rstrip("/").rpartition(":")[2]) or "images"
+    return f"{os.path.splitext(name)[0]}-finetuned"
+
+
+def check_outside(workdir: str, data_name: str) -> None:
+    """Raises UserError if the workdir is in the folder of images, where it would become a class."""
+    kind, _, path = data_name.partition(":")
+    if kind != "folder" or "://" in workdir or "://" in path:
+        return
+    folder = os.path.realpath(path)
+    if os.path.commonpath([folder, os.path.realpath(workdir)]) == folder:
+        raise UserError(
+            f"--workdir={workdir} is inside the folder of images {path}: choose one outside of it"
+        )
+
+
+def location_of(weights: str) -> str:
+    """The absolute path of a local file or folder, for a second start from another folder."""
+    return os.path.abspath(weights) if os.path.exists(weights) else weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was read: the data, how they are divided, and the weights."""
+
+    data: facts.Data
+    part: Choice
+    sizes: choose.Sizes
+    weights: Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What the user gives."""
+
+    data_name: str
+    init_from: str
+    overrides: tuple[str, ...] = ()  # --config.KEY=VALUE
+    lrs: tuple[float, ...] = ()  # (): ours
+    held_out: str = ""  # "": ours
+
+    def gives(self, key: str) -> bool:
+        return any(re.match(rf"--(no)?config\.{re.escape(key)}(=|$)", x) for x in self.overrides)
+
+    def config(self, choices: Sequence[Choice] = (), **more):
+        """The config of some choices, with the user's overrides."""
+        values = {"data.name": self.data_name, "init_from": self.init_from}
+        values |= {"evals.held_out.type": "classification"}
+        for choice in choices:
+            values |= choice.values
+        return configs.from_values(values | more, self.overrides)
+
+    def check(self) -> None:
+        """Raises UserError for an override that no recipe could have, before anything is read."""
+        sizes = choose.Sizes(1, 1)
+        choices = [choose.augmentation(sizes), *choose.training(choose.Plan(), sizes)]
+        self.config(choices, **{"evals.test.type": "classification"})
+
+    def data(self):
+        """The config of everything that the recipe divides into parts, as far as data go."""
+        if self.gives("data.subset"):
+            raise UserError(
+                "config key data.subset is needed to hold a part out: choose the part by "
+                "--held_out, such as 20%, and what is trained on by data.split"
+            )
+        mine = [text for text in self.overrides if re.match(r"--(no)?config\.(data|user)\.", text)]
+        config = configs.from_values({"data.name": self.data_name}, mine)
+        with config.unlocked():
+            config.data.class_balance = 0.0
+        return config
+
+    def row(self, choice: Choice, config) -> list[str]:
+        """A choice as a row of the table, or what the user set instead of it."""
+        given = [key for key in choice.values if self.gives(key)]
+        if not given:
+            return [choice.what, choice.chosen, choice.why]
+        flat = dict(configs.flatten(config))
+        chosen = ", ".join(f"{key}={flat.get(key)}" for key in given)
+        return [choice.what, chosen, "set on the command line"]
+
+
+def is_in(path: str) -> bool:
+    """Whether a workdir has a recipe."""
+    return (epath.Path(path).expanduser() / NAME).exists()
+
+
+def load_or_make(folder: epath.Path, wish: Wish, found: Found | None) -> Recipe:
+    """The recipe in the workdir; a new one is written there."""
+    recipe = load(folder, wish)
+    if recipe:
+        show(recipe.rows, f"as chosen before, in {folder / NAME}")
+        return recipe
+    recipe = make(wish, found or find(wish))
+    if jax.process_index() == 0:
+        save(folder, recipe)
+    messages.first_problem("the record of the recipe", None)  # wait for process 0
+    return load(folder, wish)
+
+
+def save(folder: epath.Path, recipe: Recipe) -> None:
+    record = dict(
+        config=configs.to_json(recipe.config),
+        steps=recipe.steps,
+        lrs=recipe.lrs,
+        rows=recipe.rows,
+        versions=versions.versions(),
+    )
+    cli.replace_file(folder / NAME, json.dumps(record, indent=2) + "\n")
+
+
+def load(folder: epath.Path, wish: Wish) -> Recipe | None:
+    """What `save` has written, with the overrides of now; None if there is nothing.
+
+    Raises:
+      UserError: it is damaged, or of other images or weights.
+    """
+    path = folder / NAME
+    try:
+        record = json.loads(regular.read_text(path))
+        saved = dict(configs.flatten(record["config"]))
+        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"])
+        before = (saved["data.name"], saved["init_from"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} can't be read ({error}): restore it, or choose another --workdir"
+        ) from error
+    if before != (wish.data_name, wish.init_from):
+        raise UserError(
+            f"--workdir={folder} has a fine-tuning of {before[1]} on {before[0]}: choose another "
+            "folder"
+        )
+    values = {key: value for key, value in saved.items() if value is not None}
+    return dataclasses.replace(recipe, config=configs.from_values(values, wish.overrides))
+
+
+def find(wish: Wish) -> Found:
+    """Reads what the recipe depends on.
+
+    Raises:
+      UserError: it can't be read, or no classifier can be trained on it.
+    """
+    wish.check()
+    data = facts.read_data(wish.data())
+    choose.check(data)
+    part, sizes = held_out.hold_out(data, wish.held_out)
+    return Found(data, part, sizes, pretrained.read(wish.init_from))
+
+
+def make(wish: Wish, found: Found) -> Recipe:
+    """Chooses by the data and the weights, then by what a step costs; shows both as tables."""
+    device = facts.read_device()
+    data = found.data
+    sizes = found.sizes
+    start = facts.of_weights(found.weights)
+    choices = [choose.model(start, device), found.part, *choose.report_on(data)]
+    choices += [*choose.classes(data), choose.augmentation(sizes)]
+    choices.append(choose.batch_size(sizes, device))
+    config = wish.config(choices, total_steps=1)
+    rows = [wish.row(choice, config) for choice in choices]
+    show(rows, title(data))
+
+    sizes = dataclasses.replace(sizes, batch=config.data.batch_size)
+    if wish.gives("total_steps") or wish.gives("total_epochs"):
+        sizes = dataclasses.replace(sizes, given=plan_steps(config, sizes.train))
+    fields = pretrained.pooled_as(found.weights, config.model.pool)
+    measured = measurements(wish, choices, sizes, device, fields)
+    lrs = (config.optim.lr,) if wish.gives("optim.lr") else wish.lrs
+    plan, seconds = choose.choose_plan(choose.plans(device, lrs), sizes, measured)
+    decided = choose.training(plan, sizes)
+    cost = measured(plan.head_only)
+    config = wish.config([*choices, *decided], accum_steps=cost.accum_steps)
+    costs = [wish.row(choice, config) for choice in decided]
+    costs += [memory_row(cost, device, config), time_row(seconds, cost, sizes)]
+    show(costs, f"on {device.count} x {device.kind}")
+    return Recipe(config, sizes.steps(plan.epochs), plan.lrs, rows + costs)
+
+
+def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool], measure.Measured]:
+    """f(head only?) -> what a step costs, measured once."""
+    source = run_data.open_training_data(wish.config(choices, total_steps=1))
+
+    @functools.cache
+    def measured(head_only: bool) -> measure.Measured:
+        plan = choose.Plan(head_only)
+        log.info("measuring the step that trains %s", choose.trained(plan))
+        config = wish.config([*choices, *choose.training(plan, sizes)])
+        return measure.measure(config, source, fields, device.memory)
+
+    return measured
+
+
+# --- what is shown ---
+
+
+def title(data: facts.Data) -> str:
+    classes = int((data.counts > 0).sum())
+    return f"{len(data.labels):,} images of {classes:,} classes in {data.name}"
+
+
+def memory_row(found: measure.Measured, device: facts.Device, config) -> list[str]:
+    parts = config.accum_steps
+    what = "no microbatches" if parts == 1 else f"{parts} microbatches"
+    free = "" if device.memory is None else f" of {device.memory / 2**30:.1f}"
+    return ["memory", what, f"a step takes {found.step_bytes / 2**30:.1f}{free} GiB"]
+
+
+def time_row(seconds: float, found: measure.Measured, sizes: choose.Sizes) -> list[str]:
+    why = f"{found.step_s:.2g} s for a step of {sizes.batch} images; less if it stops early"
+    return ["time", f"about {duration(seconds)}", why]
+
+
+def duration(seconds: float) -> str:
+    """Such as "12 minutes"."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
+
+
+def show(rows: list[list[str]], heading: str) -> None:
+    """A table on stderr, as the log, which comes after and before it."""
+    if jax.process_index() != 0:
+        return
+    table = Table("what", "choice", "why", title=heading, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(stderr=True).print(table)

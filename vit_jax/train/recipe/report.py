@@ -1,0 +1,64 @@
+"""What a fine-tuning says at its end."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from etils import epath
+from rich.table import Table
+
+from vit_jax.checkpoints import read as checkpoint
+from vit_jax.cli.terminal import Console
+from vit_jax.train import metrics
+from vit_jax.train.recipe import held_out
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    trials: Mapping[float, float | None]  # learning rate -> result; None: not finite
+    metric: str  # of the trial runs
+    lr: float  # the chosen one
+    final: Mapping[str, float]  # metrics of the final run
+    trained_on: str
+
+
+def delivered(folder: epath.Path) -> dict[str, float]:
+    """Metrics of the checkpoint that a run delivers: the last value of each up to it, and what was
+    evaluated at the end.
+    """
+    last = int(checkpoint.find(folder).name)
+    lines = metrics.read_lines(folder / "metrics.jsonl")
+    found = {key: value for line in lines for key, value in line.items()}
+    early = [line for line in lines if line["step"] <= last]
+    return found | {key: value for line in early for key, value in line.items()}
+
+
+def show(outcome: Outcome) -> None:
+    """The table of all runs."""
+    table = Table("learning rate", "evaluation", "result", title="fine-tuning")
+    form = "loss {:.4g}" if outcome.metric.endswith("/loss") else "top1 {:.2%}"
+    for lr, value in outcome.trials.items():
+        result = "not finite" if value is None else form.format(value)
+        table.add_row(f"{lr:g}", "held out, trial run", result)
+    for name, result in results(outcome.final):
+        table.add_row(f"{outcome.lr:g}, {outcome.trained_on}", name, result, style="bold")
+    Console().print(table)
+
+
+def results(final: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every evaluation, and its accuracy with the interval that its number of images allows."""
+    rows = []
+    for key, value in final.items():
+        name, metric = key.split("/", 2)[1:] if key.startswith("eval/") else ("", "")
+        if metric == "top1":
+            count = int(final[f"eval/{name}/count"])
+            low, high = held_out.interval(value, max(count, 1))
+            text = f"top1 {value:.2%} ({low:.1%} to {high:.1%}, {count:,} images)"
+            rows.append((name, text))
+        elif metric not in ("", "loss", "count"):
+            rows.append((name, f"{metric} {value:.4g}"))
+    return rows
+
+
+def to_json(outcome: Outcome) -> dict:
+    final = {key: value for key, value in outcome.final.items() if key.startswith("eval/")}
+    return dict(tried=dict(outcome.trials), lr=outcome.lr, final=final)
