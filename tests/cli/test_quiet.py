@@ -54,12 +54,16 @@ def test_the_import_of_tensorflow_is_quiet_but_for_errors_and_what_we_say(tmp_pa
 
 
 def test_libtpu_looks_for_a_tpu_only_if_there_is_one(tmp_path, monkeypatch):
-    for name, vendor in (("0000:00:01.0", "0x8086"), ("0000:00:02.0", "0x10de")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+    def add(vendor: str, device: str) -> None:
+        folder = tmp_path / f"0000:00:0{len(list(tmp_path.iterdir()))}.0"
+        folder.mkdir()
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "device").write_text(f"{device}\n")
+
+    add("0x8086", "0x0063")
+    add(quiet.GOOGLE, "0x0042")  # gVNIC, the network card of virtual machines
     assert not quiet.has_tpu(tmp_path) and not quiet.has_tpu(tmp_path / "none")
-    (tmp_path / "0000:00:03.0").mkdir()
-    (tmp_path / "0000:00:03.0" / "vendor").write_text(f"{quiet.GOOGLE}\n")
+    add(quiet.GOOGLE, "0x0063")
     assert quiet.has_tpu(tmp_path)
     monkeypatch.setenv("TPU_WORKER_ID", "3")
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)

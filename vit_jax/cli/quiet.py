@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from vit_jax import errors
 
 PCI = pathlib.Path("/sys/bus/pci/devices")
-GOOGLE = "0x1ae0"  # the PCI vendor of a TPU
+GOOGLE = "0x1ae0"  # the PCI vendor of TPUs,
+OTHERS = ("0x0042", "0x001f")  # and of its network cards and disks
 # Without a TPU, libtpu must not look for one: it would ask a server and print what it misses. The
 # accelerator type is needed, but not used.
 NO_TPU = dict(
@@ -28,10 +29,12 @@ ANOTHER = re.compile(r"[EF]\d{4} \d|\d{4}-\d\d-\d\d [\d:.]+: [EF] |\S+(Error|War
 
 
 def has_tpu(devices: pathlib.Path = PCI) -> bool:
-    """Whether this machine has a TPU, as JAX finds out."""
-    for path in devices.glob("*/vendor"):
+    """Whether this machine has a TPU, of a known or a new kind."""
+    for folder in devices.glob("*"):
         with contextlib.suppress(OSError):
-            if path.read_text().strip() == GOOGLE:
+            vendor = (folder / "vendor").read_text().strip()
+            device = (folder / "device").read_text().strip()
+            if vendor == GOOGLE and device not in OTHERS:
                 return True
     return False
 

@@ -105,7 +105,7 @@ def decode(variant: str) -> dict:
 
 def meant(variant: str) -> str:
     """ "; here it is VARIANT" for a name of timm, Hugging Face or torchvision, else ""."""
-    found = _OTHERS.search(variant)
+    found = _OTHERS.fullmatch(variant)
     size = found and (found["size"] if found["size"] in SIZES else LONG.get(found["size"].lower()))
     if not size:
         return ""

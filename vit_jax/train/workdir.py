@@ -12,6 +12,7 @@ from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import lock, objects, regular
+from vit_jax.data.sources import catalog
 from vit_jax.distributed import messages, versions
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem
@@ -85,8 +86,12 @@ def make(path: str) -> epath.Path:
 # Keys of earlier versions, with the value that means what is done now.
 REMOVED = {("vtab.generated", False)}
 # Keys that earlier versions did not have, with the values with which their runs are continued.
-ADDED = {("data.augment", ()), ("data.exif_rotation", True), ("data.exif_rotation", False)}
-ADDED |= {("data.class_balance", 0.0), ("early_stopping", 0)}
+ADDED = {
+    ("data.augment", ()),
+    ("data.class_balance", 0.0),
+    ("data.exif_rotation", False),
+    ("early_stopping", 0),
+}
 
 
 def is_fixed(key: str) -> bool:
@@ -97,10 +102,13 @@ def is_fixed(key: str) -> bool:
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
     before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
+    added = ADDED
+    if not any(name.partition(":")[0] in catalog.LISTED for name in catalog.data_sets(config.data)):
+        added = ADDED | {("data.exif_rotation", True)}  # which changes image files only
     now = {
         key: value
         for key, value in configs.flatten(config)
-        if key in before or (key, value) not in ADDED
+        if key in before or (key, value) not in added
     }
     keys = {key for key in now.keys() | before.keys() if matters(key)}
     if now["optim.name"] == "adafactor":
