@@ -232,8 +232,8 @@ def finish(url: str, target: pathlib.Path, part: Part, known: dict) -> dict:
     if known and not is_readable(part.path, target.suffix):
         part.discard()
         raise UserError(
-            f"{shown(url)} gives what is not a {target.suffix} file, maybe a page that asks to sign "
-            f"in: check the address; the earlier copy stays in {target}"
+            f"{shown(url)} gives what is not a {target.suffix} file, maybe a page to sign in: "
+            f"check the address; the earlier copy stays in {target}"
         )
     facts |= dict(size=part.size(), algorithm=algorithm, checksum=found)
     part.path.replace(target)
