@@ -162,6 +162,6 @@ def test_an_image_that_is_given_often_is_decoded_once_and_right():
     with Image.open(io.BytesIO(file.getvalue())) as image:
         found = np.asarray(vit_jax.preprocess(model, [image] * 16))
     np.testing.assert_array_equal(found, np.repeat(wanted, 16, axis=0))
-    with Image.open(io.BytesIO(file.getvalue()[:5000])) as image:
-        with pytest.raises(UserError, match=r"images\[0\] can't be read as an image"):
-            vit_jax.preprocess(model, [image])
+    cut = Image.open(io.BytesIO(file.getvalue()[:5000]))
+    with pytest.raises(UserError, match=r"images\[0\] can't be read as an image"):
+        vit_jax.preprocess(model, [cut])

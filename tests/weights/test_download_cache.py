@@ -284,7 +284,7 @@ def test_a_page_leaves_the_earlier_copy(server, body, tmp_path):
     server.files["/w.npz"] = File(body)
     copy = pathlib.Path(fetch.locate(address, tmp_path))
     server.files["/w.npz"] = File(b"<html>sign in first</html>")
-    with pytest.raises(UserError, match="is not a .npz file, .* the earlier copy stays"):
+    with pytest.raises(UserError, match=r"is not a \.npz file, .* the earlier copy stays"):
         fetch.locate(address, tmp_path)
     assert copy.read_bytes() == body
     server.files["/w.npz"] = File(body, status=503)
