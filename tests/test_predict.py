@@ -208,3 +208,17 @@ def test_mistakes_are_one_line(photos, weights, tmp_path, capsys, message):
     arguments = [argument.format(photos=photos, empty=tmp_path) for argument in MISTAKES[message]]
     assert predict.main([f"--checkpoint={weights}", *arguments]) == 2
     assert message in last_error(capsys)
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_no_readable_image_is_one_line(weights, tmp_path, capsys, top_k):
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    words = [f"--checkpoint={weights}", str(tmp_path / "bad.png"), f"--top_k={top_k}"]
+    assert predict.main(words) == 1
+    assert "1 of the images can't be read" in last_error(capsys)
+
+
+def test_predictions_have_no_limit_of_unreadable_images(photos, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("vit_jax.data.skipped.RECENT", 1)
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    assert predict.main([f"--checkpoint={weights}", str(tmp_path / "bad.png")]) == 1

@@ -115,7 +115,8 @@ def from_pretrained(
     Args:
       path: a workdir or checkpoint of ours, an .npz of vision_transformer or big_vision, a
         .safetensors of timm or Hugging Face or a folder with one and its config.json; local, gs://
-        or https://.
+        or https://; or a name of published weights, such as "augreg/B_16", a model of timm, or
+        "hf:ORG/NAME" of the Hugging Face hub.
       num_classes: of a new head, which starts at zero; pre_logits are dropped unless
         `pre_logits=True`.
       image_size: side or (height, width) in pixels; the position embedding is resampled.

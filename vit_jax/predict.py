@@ -4,6 +4,7 @@ python -m vit_jax.predict --init_from=WEIGHTS IMAGE_OR_FOLDER... [--top_k=5] [--
 """
 
 import csv
+import dataclasses
 import io
 import logging
 import sys
@@ -33,6 +34,7 @@ def batches_of(model, listing, rows: int) -> Iterator[dict]:
     that can't be read.
     """
     from vit_jax.data import pipeline
+    from vit_jax.data.skipped import Skipped
 
     log.info("images: %s", preparation.expected(model))
     as_expected = ml_collections.ConfigDict(configs.eval_defaults()["data"])
@@ -40,7 +42,7 @@ def batches_of(model, listing, rows: int) -> Iterator[dict]:
     host = pipeline.eval_pipeline(
         as_expected, listing, all_rows, rows, model.image_size, "skip", model=model
     )
-    return host.batches()
+    return dataclasses.replace(host, skipped=Skipped(is_limited=False)).batches()
 
 
 def predict(

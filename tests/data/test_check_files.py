@@ -278,3 +278,25 @@ def test_paths_mean_what_they_end_in(tmp_path):
     assert of_files.name_of("csv:x") == "csv:x"
     (tmp_path / "odd.tar").mkdir()
     assert of_files.name_of(f"{tmp_path}/odd.tar") == f"folder:{tmp_path}/odd.tar"
+
+
+def test_patterns_of_tars_and_braces_in_folders_of_csv_files(tmp_path, pictures):
+    for i in range(2):
+        files = {f"owl/{i}.png": nasty.encoded(next(pictures), "PNG")}
+        make_tar(tmp_path / f"train-00{i}.tar", files)
+    for pattern in ("train-{000..001}.tar", "train-*.tar"):
+        code, report = check(f"tars:{tmp_path}/{pattern}", tmp_path)
+        assert code == 0 and report["files"]["images"] == 2 and not report["warnings"]
+    nasty.write({"0.png": files["owl/1.png"]}, tmp_path / "a{b")
+    (tmp_path / "a{b/list.csv").write_text("path,label\n0.png,a\n")
+    assert check(tmp_path / "a{b/list.csv", tmp_path)[0] == 0
+
+
+def test_a_list_of_pairs_that_ends_early_says_so(tmp_path, pictures, monkeypatch):
+    picture = next(pictures)
+    files = {f"{q}.jpg": nasty.encoded(picture, "JPEG", quality=q) for q in (80, 85, 90)}
+    nasty.write(files, tmp_path / "data/owl")
+    nasty.write({"0.png": nasty.encoded(next(pictures), "PNG")}, tmp_path / "data/jay")
+    monkeypatch.setattr(duplicates, "MOST_PAIRS", 1)
+    _, report = check(tmp_path / "data", tmp_path)
+    assert any("(at least)" in kind for kind in found(report, "warnings"))

@@ -148,3 +148,20 @@ def test_files_that_are_not_images_are_named(fields, paths, tmp_path):
         vit_jax.preprocess(model, [paths[0], path])
     with pytest.raises(UserError, match="is a folder: give the files in it"):
         vit_jax.preprocess(model, tmp_path)
+
+
+def test_an_image_that_is_given_often_is_decoded_once_and_right():
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
+    Image.fromarray(noise).save(file, "png", exif=exif)
+    model = model_of(TIMM)
+    with Image.open(io.BytesIO(file.getvalue())) as image:
+        wanted = vit_jax.preprocess(model, image)
+    with Image.open(io.BytesIO(file.getvalue())) as image:
+        found = np.asarray(vit_jax.preprocess(model, [image] * 16))
+    np.testing.assert_array_equal(found, np.repeat(wanted, 16, axis=0))
+    cut = Image.open(io.BytesIO(file.getvalue()[:5000]))
+    with pytest.raises(UserError, match=r"images\[0\] can't be read as an image"):
+        vit_jax.preprocess(model, [cut])

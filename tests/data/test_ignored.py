@@ -137,3 +137,9 @@ def test_the_text_is_short():
     assert (
         ignored.suffix_kind("a.b c") == ignored.suffix_kind("x." + "y" * 50) == "without a suffix"
     )
+
+
+def test_hidden_folders_of_tars_are_not_classes(tmp_path):
+    make_tar(tmp_path / "0.tar", {"./owl/0.png": png(0), "./.thumbs/0a.png": png(1)})
+    found = tars.load(str(tmp_path))
+    assert found.class_names == ("owl",) and found.ignored == {"in hidden folders": 1}

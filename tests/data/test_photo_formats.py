@@ -262,3 +262,11 @@ def listing_of_pixels(files: InMemory) -> np.ndarray:
     rows = np.arange(len(files))
     host = pipeline.eval_pipeline(eval_config(), files, rows, len(rows), SIDE, "error")
     return next(host.batches())["image"]
+
+
+def test_avif_is_known_by_its_compatible_brands(picture):
+    encoded = nasty.encoded(picture, "AVIF")
+    other = encoded[:8] + b"mif1" + encoded[12:]
+    assert b"avif" in other[16 : int.from_bytes(other[:4], "big")]
+    np.testing.assert_array_equal(pillow.decode(other), pillow.decode(encoded))
+    assert pillow.is_heif(nasty.encoded(picture, "HEIF"))

@@ -91,6 +91,9 @@ def test_what_is_refused(weights, photos, tmp_path):
         UserError, match=r"top_k=0 must be at least 1: correct it, or use vit_jax.e"
     ):
         vit_jax.classify(pretrained, photos, top_k=0)
+    for top_k in (2.5, "a"):
+        with pytest.raises(UserError, match=f"top_k={top_k!r} must be a whole number"):
+            vit_jax.classify(pretrained, photos, top_k=top_k)
     with pytest.raises(UserError, match="batch_size=0 must be at least 1"):
         vit_jax.embed(pretrained, photos, batch_size=0)
     headless = vit_jax.from_pretrained(weights, num_classes=0)

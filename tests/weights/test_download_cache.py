@@ -277,3 +277,15 @@ def test_evaluation_takes_a_name(server, tmp_path, capsys):
     words = [f"--config={ROOT}/configs/evaluate.py:digits", f"--config.init_from={NAME}"]
     assert evaluate.main([*words, "--config.evals.test.data.split=val"]) == 0
     assert '"eval/test/count": 360' in capsys.readouterr().out and len(server.requests) == 1
+
+
+def test_a_page_leaves_the_earlier_copy(server, body, tmp_path):
+    address = f"{server.address}/w.npz"
+    server.files["/w.npz"] = File(body)
+    copy = pathlib.Path(fetch.locate(address, tmp_path))
+    server.files["/w.npz"] = File(b"<html>sign in first</html>")
+    with pytest.raises(UserError, match=r"is not a \.npz file, .* the earlier copy stays"):
+        fetch.locate(address, tmp_path)
+    assert copy.read_bytes() == body
+    server.files["/w.npz"] = File(body, status=503)
+    assert fetched(address, tmp_path) == body

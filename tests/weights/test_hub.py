@@ -249,6 +249,8 @@ def test_the_page_of_a_model_is_its_name():
     page = "https://huggingface.co/google/vit-base-patch16-224"
     assert names.of_page(page) == names.of_page(f"{page}/") == "hf:google/vit-base-patch16-224"
     assert names.of_page(f"{page}/tree/refs/pr/3") == "hf:google/vit-base-patch16-224@refs/pr/3"
+    file = names.of_page(f"{page}/blob/main/model.safetensors")
+    assert file == f"{page}/resolve/main/model.safetensors"
     assert names.of_page(f"{page}/resolve/main") == f"{page}/resolve/main"
 
 

@@ -150,7 +150,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_ones(word, hint, capsys):
     assert hint in line
 
 
-@pytest.mark.parametrize("word", ["./B_16", "../ViT-H_14", "/B/16", "~/H/14", "runs/ViT-H_14.npz"])
+@pytest.mark.parametrize(
+    "word",
+    ["./B_16", "../ViT-H_14", "/B/16", "~/H/14", "runs/ViT-H_14.npz", "vit_base_patch16_224.pth"],
+)
 def test_paths_are_not_names(word):
     with pytest.raises(UserError, match="does not exist: give a workdir"):
         pretrained.read(word)

@@ -4,6 +4,7 @@ Weights of timm and Hugging Face, whose images Pillow prepares, need no TensorFl
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import io
 import os
@@ -58,8 +59,33 @@ def encode(image, number: int) -> bytes:
     if not isinstance(image, Image.Image):
         image = Image.fromarray(as_uint8(image, name_of(image, number)))
     file = io.BytesIO()
-    pillow.as_8_bits(ImageOps.exif_transpose(image)).convert("RGB").save(file, "bmp")
+    pillow.as_8_bits(image).convert("RGB").save(file, "bmp")
     return file.getvalue()
+
+
+def own_copy(image):
+    """A Pillow image decoded and upright; others as they are.
+
+    Pillow decodes when pixels are first needed, and an image that is given twice must not be
+    decoded by two threads.
+    """
+    return ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image
+
+
+@contextlib.contextmanager
+def naming(image, number: int) -> Iterator[None]:
+    """Raises errors of TensorFlow, Pillow and the file system as a UserError that names the
+    image.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        name = name_of(image, number)
+        raise UserError(
+            f"{name} can't be read as an image ({short_reason(error)}): remove or replace it"
+        ) from error
 
 
 def as_uint8(image, name: str) -> np.ndarray:
@@ -127,22 +153,18 @@ def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:
     prepare = preparer(model)
     blank = np.zeros((*model.image_size, 3), np.uint8)
 
-    def prepared(numbered: tuple[int, object]) -> np.ndarray:
-        number, image = numbered
-        try:
-            return prepare(encode(image, number))
-        except UserError:
-            raise
-        except Exception as error:  # of TensorFlow, Pillow and the file system
-            name = name_of(image, number)
-            raise UserError(
-                f"{name} can't be read as an image ({short_reason(error)}): remove or replace it"
-            ) from error
+    def decoded(number: int):
+        with naming(images[number], number):
+            return own_copy(images[number])
 
-    numbered = list(enumerate(images))
+    def prepared(number: int, image) -> np.ndarray:
+        with naming(image, number):
+            return prepare(encode(image, number))
+
     with concurrent.futures.ThreadPoolExecutor(runtime.cores()) as pool:
         for start in range(0, len(images), rows):
-            pixels = list(pool.map(prepared, numbered[start : start + rows]))
+            numbers = range(len(images))[start : start + rows]
+            pixels = list(pool.map(prepared, numbers, list(map(decoded, numbers))))
             padding = rows - len(pixels)
             mask = np.repeat(np.float32([1, 0]), [len(pixels), padding])
             yield dict(image=np.stack(pixels + padding * [blank]), mask=mask)

@@ -51,7 +51,13 @@ def as_bytes(encoded: bytes | np.ndarray) -> bytes:
 
 def is_heif(encoded: bytes) -> bool:
     """Whether a file is HEIC or HEIF, which are boxes as AVIF is."""
-    return encoded[4:8] == b"ftyp" and encoded[8:12] not in (b"avif", b"avis")
+    if encoded[4:8] != b"ftyp":
+        return False
+    major = encoded[8:12]
+    if major not in (b"mif1", b"msf1"):  # which both may have
+        return major not in (b"avif", b"avis")
+    brands = encoded[: int.from_bytes(encoded[:4], "big")]
+    return b"avif" not in brands and b"avis" not in brands
 
 
 @functools.cache

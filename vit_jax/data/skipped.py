@@ -26,8 +26,9 @@ def short_reason(error: Exception) -> str:
 class Skipped(dict):
     """id -> reason. With a `path`, also a line of JSON there: `use`, `id`, `name`, `reason`."""
 
-    def __init__(self):
+    def __init__(self, is_limited: bool = True):
         super().__init__()
+        self.is_limited = is_limited
         self.path = None
         self.use = ""
         self.recent = collections.deque()  # (examples, those skipped) of the latest batches
@@ -37,8 +38,11 @@ class Skipped(dict):
         """Counts a batch.
 
         Raises:
-          UserError: of the last RECENT examples or more, more than half were skipped.
+          UserError: of the last RECENT examples or more, more than half were skipped, and the
+            number is limited.
         """
+        if not self.is_limited:
+            return
         self.recent.append((examples, skipped))
         self.sums[0] += examples
         self.sums[1] += skipped

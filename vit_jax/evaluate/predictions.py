@@ -93,7 +93,8 @@ def check_finite(path: str, columns: list[np.ndarray], names: list[str]) -> None
       path: of the weights.
       columns: arrays with a row for each of `names`.
     """
-    finite = np.all([np.isfinite(x.reshape(len(x), -1)).all(1) for x in columns], axis=0)
+    rows = [np.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in columns]  # maybe none
+    finite = np.all(rows, axis=0)
     if not finite.all():
         raise NegativeResult(
             f"{path or 'the model'} gives results that are not finite for {np.sum(~finite)} of "
@@ -136,6 +137,8 @@ def classify(pretrained, images, top_k: int, batch_size: int) -> list[list[Predi
     """The most probable classes of images: see `vit_jax.classify`."""
     pretrained = with_names(pretrained)
     check_has_head(pretrained, "vit_jax.embed")
+    if not isinstance(top_k, int | np.integer):
+        raise UserError(f"top_k={top_k!r} must be a whole number: correct it")
     if top_k < 1:
         raise UserError(f"top_k={top_k} must be at least 1: correct it, or use vit_jax.embed")
     top_k = min(top_k, pretrained.model.num_classes)

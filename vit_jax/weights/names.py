@@ -16,6 +16,7 @@ HUB = "hf:"
 HUB_NAME = re.compile(r"(?:hf|hf[-_]hub):(?://)?(.*)", re.DOTALL)
 REPOSITORY = r"\w[\w.-]*/[\w.-]+"
 PAGE = re.compile(rf"https://huggingface\.co/({REPOSITORY})(?:/tree/([\w./-]+?))?/?", re.ASCII)
+FILE_PAGE = re.compile(rf"(https://huggingface\.co/{REPOSITORY})/blob/(.+)", re.ASCII)
 FILES = (".npz", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".json")
 MOST = 10  # names in a message
 
@@ -41,9 +42,12 @@ def hub_parts(word: str) -> tuple[str, str | None]:
 
 
 def of_page(word: str) -> str:
-    """hf:ORG/NAME of the page of a model, https://huggingface.co/ORG/NAME; other words as they
-    are.
+    """hf:ORG/NAME of the page of a model, https://huggingface.co/ORG/NAME; the file itself of the
+    page of a file; other words as they are.
     """
+    file = FILE_PAGE.fullmatch(word)
+    if file:
+        return f"{file[1]}/resolve/{file[2]}"
     match = PAGE.fullmatch(word)
     if not match:
         return word
@@ -66,7 +70,7 @@ def source_of(word: str) -> str | None:
         return published.address(path)
     if word.endswith(FILES) and "/" in word:  # such as runs/B_16.npz, a path that does not exist
         return None
-    hub = timm_tags.hub_name(word)
+    hub = None if word.endswith(FILES) else timm_tags.hub_name(word)
     if hub:
         log.info("%s is %s%s", word, HUB, hub)
         return f"{HUB}{hub}"

@@ -124,8 +124,11 @@ def of_similar_images(data: Described) -> list[Finding]:
     usable = np.flatnonzero(survey.is_good & survey.has_thumb)
     _, distinct = np.unique(survey.digest[usable], return_index=True)
     usable = usable[np.sort(distinct)]
-    for pair in usable[duplicates.near_pairs(survey.thumb[usable])].tolist():
+    pairs = usable[duplicates.near_pairs(survey.thumb[usable])].tolist()
+    at_least = " (at least)" if len(pairs) > duplicates.MOST_PAIRS else ""
+    for pair in pairs:
         example = " ~ ".join(data.names(pair))
         label = "" if data.same_label(*pair) else ", with different labels"
-        found.add(f"pairs of images that look the same in {data.where(pair)}{label}", example)
+        kind = f"pairs of images that look the same in {data.where(pair)}{label}{at_least}"
+        found.add(kind, example)
     return found.by_kind()

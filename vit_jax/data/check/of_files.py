@@ -11,7 +11,7 @@ import tensorflow as tf
 from vit_jax.data import pipeline
 from vit_jax.data.check import contact_sheet, findings, show, survey
 from vit_jax.data.check.findings import Described, Finding
-from vit_jax.data.sources import catalog, folder, index_cache, splits, storage
+from vit_jax.data.sources import catalog, folder, index_cache, splits, storage, tars
 from vit_jax.data.sources.alike import alike, case_problem
 from vit_jax.data.sources.ignored import BROKEN, LOOP, Ignored
 from vit_jax.data.sources.listing import Listing
@@ -70,7 +70,10 @@ def open_files(name: str) -> Opened:
     kind, _, where = name.partition(":")
     if kind == "folder":
         return open_folder(where)
-    storage.must_exist(storage.absolute(where).split("{")[0].split("*")[0], name, "correct it")
+    if kind == "csv":
+        storage.must_exist(storage.absolute(where), name, "correct it")
+    else:
+        tars.find(storage.absolute(where))  # an error if there are none
     try:
         return Opened(catalog.LISTED[kind](where), [], [])
     except UserError as error:

@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.data import images, pipeline
 from vit_jax.data.check import examine
 from vit_jax.data.prepare.shards import Progress
+from vit_jax.data.sources.listing import Files
 from vit_jax.data.sources.source import Source
 
 CHUNK = 64  # images that a thread examines at a time
@@ -53,14 +54,14 @@ def blank(numbers: np.ndarray) -> Survey:
     )
 
 
-def enter(survey: Survey, position: int, facts: examine.Facts, path: str) -> None:
-    """Adds what is known of one image."""
+def enter(survey: Survey, position: int, facts: examine.Facts, path: str | None) -> None:
+    """Adds what is known of one image; its `path` if it is a file."""
     survey.size[position] = facts.size
     survey.orientation[position] = facts.orientation
     survey.digest[position] = facts.digest
     if facts.format in FORMATS:
         survey.format[position] = FORMATS.index(facts.format)
-        if examine.has_other_suffix(path, facts.format):
+        if path is not None and examine.has_other_suffix(path, facts.format):
             survey.other_suffix.append(position)
     if facts.thumb is not None:
         survey.thumb[position] = facts.thumb
@@ -86,6 +87,7 @@ def read(source: Source, numbers: Sequence[int]) -> Survey:
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for chunk, found in zip(chunks, pool.map(work, chunks), strict=True):
             for i, facts in zip(chunk.tolist(), found, strict=True):
-                enter(survey, position, facts, source.describe(i))
+                path = source.path(i) if isinstance(source, Files) else None
+                enter(survey, position, facts, path)
                 position += 1
     return survey

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.data.sources import index_cache, storage, tar_members, walk
 from vit_jax.data.sources.folder import SPLITS
-from vit_jax.data.sources.ignored import FOREIGN, HIDDEN, Ignored, selected, suffix_kind
+from vit_jax.data.sources.ignored import HIDDEN, Ignored, is_foreign, selected, suffix_kind
 from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
 from vit_jax.data.sources.spans import Spans
 from vit_jax.data.sources.tar_members import LABELS
@@ -174,9 +174,11 @@ def grouped(path: str, unused: Ignored) -> dict[str, dict]:
     groups: dict[str, dict] = {}
     for member in tar_members.members(path, unused):
         folder, base = os.path.split(member[0])
-        foreign = [name for name in folder.split("/") if name in FOREIGN]
+        names = [name for name in folder.split("/") if name not in (".", "..")]
+        foreign = list(filter(is_foreign, names))
         if foreign:
-            unused.add(f"in {foreign[0]}", member[0])
+            kind = "in hidden folders" if foreign[0].startswith(".") else f"in {foreign[0]}"
+            unused.add(kind, member[0])
         elif base.startswith("."):
             unused.add(HIDDEN, member[0])
         elif base:

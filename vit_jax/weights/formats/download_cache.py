@@ -11,15 +11,12 @@ import logging
 import pathlib
 import re
 import time
-import zipfile
-from collections.abc import Callable, Iterator
-
-from safetensors import safe_open
+from collections.abc import Iterator
 
 from vit_jax.distributed import runtime
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights.formats.download import Absent, has_no_answer, shown
-from vit_jax.weights.formats.transfer import ALGORITHMS, checksum, read_facts, transfer
+from vit_jax.weights.formats.transfer import ALGORITHMS, checksum, is_readable, read_facts, transfer
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +117,7 @@ def fetch_one(address: str, target: pathlib.Path) -> None:
     if facts is None:
         return
     # What can't be read is downloaded again the next time; the reader says what is wrong with it.
-    if is_readable(target):
+    if is_readable(target, target.suffix):
         facts_path(target).write_text(json.dumps(facts))
     else:
         facts_path(target).unlink(missing_ok=True)
@@ -146,36 +143,3 @@ def is_intact(target: pathlib.Path, url: str) -> bool:
     log.warning("the copy of %s in %s is damaged: downloading it again", shown(url), target)
     forget(target)
     return False
-
-
-def check_zip(path: pathlib.Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        if archive.testzip():
-            raise ValueError("a member is damaged")
-
-
-def check_safetensors(path: pathlib.Path) -> None:
-    with safe_open(path, framework="np"):
-        pass
-
-
-def check_json(path: pathlib.Path) -> None:
-    json.loads(path.read_text())
-
-
-CHECKS: dict[str, Callable[[pathlib.Path], None]] = {
-    ".npz": check_zip,
-    ".safetensors": check_safetensors,
-    ".json": check_json,
-}
-
-
-def is_readable(path: pathlib.Path) -> bool:
-    """Whether a file is whole by its format: a server may have sent less than all of it, or a page
-    that asks to sign in.
-    """
-    try:
-        CHECKS[path.suffix](path)
-    except Exception:  # damaged files raise a dozen types
-        return False
-    return True

@@ -8,11 +8,14 @@ import json
 import logging
 import pathlib
 import re
+import zipfile
+from collections.abc import Callable
 
 import google_crc32c
+from safetensors import safe_open
 
 from vit_jax.cli import progress
-from vit_jax.errors import Unavailable
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.weights.formats import download
 from vit_jax.weights.formats.download import shown
 
@@ -122,6 +125,39 @@ class Part:
         return is_same and given[2] in ("*", str(facts.get("size")))
 
 
+def check_zip(path: pathlib.Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        if archive.testzip():
+            raise ValueError("a member is damaged")
+
+
+def check_safetensors(path: pathlib.Path) -> None:
+    with safe_open(path, framework="np"):
+        pass
+
+
+def check_json(path: pathlib.Path) -> None:
+    json.loads(path.read_text())
+
+
+CHECKS: dict[str, Callable[[pathlib.Path], None]] = {
+    ".npz": check_zip,
+    ".safetensors": check_safetensors,
+    ".json": check_json,
+}
+
+
+def is_readable(path: pathlib.Path, suffix: str) -> bool:
+    """Whether a file is whole by its format: a server may have sent less than all of it, or a page
+    that asks to sign in.
+    """
+    try:
+        CHECKS[suffix](path)
+    except Exception:  # damaged files raise a dozen types
+        return False
+    return True
+
+
 def transfer(url: str, target: pathlib.Path, known: dict) -> dict | None:
     """Downloads a file to `target`, which appears when it is complete.
 
@@ -151,7 +187,7 @@ def transfer(url: str, target: pathlib.Path, known: dict) -> dict | None:
 def attempt(url: str, target: pathlib.Path, part: Part, known: dict) -> dict | None:
     """`transfer` by one request, or two if the part is not of the file that the server has now."""
     if part.is_complete():
-        return finish(url, target, part)
+        return finish(url, target, part, known)
     rest = part.headers()
     rate = download.Progress()
     with download.request(url, rate, rest or conditions(known)) as response:
@@ -165,7 +201,7 @@ def attempt(url: str, target: pathlib.Path, part: Part, known: dict) -> dict | N
             part.discard()
             return attempt(url, target, part, known)
         receive(url, response, rate, part)
-    return finish(url, target, part)
+    return finish(url, target, part, known)
 
 
 def receive(url: str, response, rate: download.Progress, part: Part) -> None:
@@ -180,7 +216,7 @@ def receive(url: str, response, rate: download.Progress, part: Part) -> None:
             shows.advance(len(content))
 
 
-def finish(url: str, target: pathlib.Path, part: Part) -> dict:
+def finish(url: str, target: pathlib.Path, part: Part, known: dict) -> dict:
     """Makes a complete part the file, and returns its facts."""
     facts = part.facts()
     algorithm = facts.get("algorithm") or "md5"
@@ -193,6 +229,12 @@ def finish(url: str, target: pathlib.Path, part: Part) -> dict:
     if problem:
         part.discard()
         raise Unavailable(f"{shown(url)} arrived damaged, with {problem}: try again")
+    if known and not is_readable(part.path, target.suffix):
+        part.discard()
+        raise UserError(
+            f"{shown(url)} gives what is not a {target.suffix} file, maybe a page to sign in: "
+            f"check the address; the earlier copy stays in {target}"
+        )
     facts |= dict(size=part.size(), algorithm=algorithm, checksum=found)
     part.path.replace(target)
     part.discard()
