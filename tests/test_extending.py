@@ -94,6 +94,7 @@ def test_every_kind_has_an_example_of_at_most_30_lines():
         assert all(f"`{name}`" in PAGE for name in configs.KEYS[key].own), key
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_the_parts(done):
     """Augmentation, model, labels and loss of step 1, again without the step's code."""
     config = configs.load("my_config.py")
@@ -127,6 +128,7 @@ def test_the_first_loss_is_that_of_the_parts(done):
     assert expected < 0.5 * np.mean(-log_p), "cross-entropy is another number"
 
 
+@pytest.mark.slow
 def test_the_learning_rate_and_the_steps_are_those_of_the_parts(done):
     """Every step of Lion changes every parameter by the learning rate, up or down."""
     rates = 1e-3 * 0.5 * (1 + np.cos(np.pi * np.arange(3) / 3))
@@ -216,6 +218,7 @@ def get_config():
     assert line.startswith(f"stripes.png: {chosen} {probability[0].max():.1%}")
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_the_model_of_the_weights(done):
     code = "def get_config():\n    evals = dict(test=dict(data=dict(name='digits')))\n"
     code += "    data = dict(name='digits', batch_size=32)\n"
@@ -264,6 +267,7 @@ def test_runs_of_versions_without_these_keys_continue(folder):
     assert line == "data.augment: (unset) -> ('my_augmentation:noise',)"
 
 
+@pytest.mark.slow
 def test_what_is_recorded_decides_whether_a_run_continues(done, capsys):
     record = json.loads((done / "config.json").read_text())
     assert record["config"]["loss"] == "my_loss:focal" and record["config"]["user"]["gamma"] == 2.0
@@ -580,6 +584,7 @@ def test_a_model_of_a_checkpoint_is_defined_in_the_module_that_it_names(folder):
         create.create(None, 10, 16, architecture="bad_links:dictConfig")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_not_name_a_model_as_the_user_does(done, monkeypatch):
     """A variant, which only a config or a program gives, is built without a question."""
     meta = checkpoint.read_meta(checkpoint.find(done))
@@ -590,6 +595,7 @@ def test_a_checkpoint_can_not_name_a_model_as_the_user_does(done, monkeypatch):
     assert "os:getcwd" not in own_parts.named
 
 
+@pytest.mark.slow
 def test_weights_of_a_model_elsewhere_need_the_users_word(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(own_parts, "named", {})
@@ -604,7 +610,10 @@ def test_weights_of_a_model_elsewhere_need_the_users_word(done, tmp_path, monkey
     assert vit_jax.from_pretrained(done)[0].flops == model.flops
 
 
-@pytest.mark.parametrize("variant", ["S/16", "R+Ti/16", "Mixer-S/32", "R50x1"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("S/16", "R+Ti/16", "R50x1")]
+
+
+@pytest.mark.parametrize("variant", ["Mixer-S/32", *SLOW])
 def test_flops_of_any_function_are_those_that_our_models_declare(variant):
     model = vit_jax.create_model(variant, num_classes=10, image_size=96)
     image = jax.ShapeDtypeStruct((1, 96, 96, 3), np.float32)
