@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import types
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from vit_jax.data import __main__ as data
 from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.evaluate import own
 from vit_jax.models import create, flops
 from vit_jax.train import __main__ as train
 from vit_jax.train import state as states
@@ -92,6 +94,7 @@ def test_every_kind_has_an_example_of_at_most_30_lines():
         assert all(f"`{name}`" in PAGE for name in configs.KEYS[key].own), key
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_the_parts(done):
     """Augmentation, model, labels and loss of step 1, again without the step's code."""
     config = configs.load("my_config.py")
@@ -125,6 +128,7 @@ def test_the_first_loss_is_that_of_the_parts(done):
     assert expected < 0.5 * np.mean(-log_p), "cross-entropy is another number"
 
 
+@pytest.mark.slow
 def test_the_learning_rate_and_the_steps_are_those_of_the_parts(done):
     """Every step of Lion changes every parameter by the learning rate, up or down."""
     rates = 1e-3 * 0.5 * (1 + np.cos(np.pi * np.arange(3) / 3))
@@ -214,6 +218,7 @@ def get_config():
     assert line.startswith(f"stripes.png: {chosen} {probability[0].max():.1%}")
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_the_model_of_the_weights(done):
     code = "def get_config():\n    evals = dict(test=dict(data=dict(name='digits')))\n"
     code += "    data = dict(name='digits', batch_size=32)\n"
@@ -262,6 +267,7 @@ def test_runs_of_versions_without_these_keys_continue(folder):
     assert line == "data.augment: (unset) -> ('my_augmentation:noise',)"
 
 
+@pytest.mark.slow
 def test_what_is_recorded_decides_whether_a_run_continues(done, capsys):
     record = json.loads((done / "config.json").read_text())
     assert record["config"]["loss"] == "my_loss:focal" and record["config"]["user"]["gamma"] == 2.0
@@ -367,6 +373,17 @@ def alone(split):
 def unnamed(split):
     return [(b"image", 0)]
 
+def nameless(split):
+    items = Items((b"image", 0))
+    items.class_names = None
+    items.num_classes = "two"
+    return items
+
+def letters(split):
+    items = Items((b"image", 0))
+    items.class_names = "ab"
+    return items
+
 class Items:
     num_classes = 2
     def __init__(self, item):
@@ -410,6 +427,8 @@ UNFIT = {
     "--config.data.name=bad_parts:texts": "gives 'cat' as the label",
     "--config.data.name=bad_parts:alone": r"gives a bytes as bad_parts:alone train number 0, but it must give a pair",
     "--config.data.name=bad_parts:unnamed": "has neither class_names nor num_classes",
+    "--config.data.name=bad_parts:nameless": "has num_classes 'two', but it must be a number",
+    "--config.data.name=bad_parts:letters": "has class_names 'ab', but it must be a sequence of names",
     "--config.data.split=trai": r"data.name=my_data:Stripes fails, my_data.py:\d+: KeyError: 'trai'",
     "--config.data.split=train+val": r"split 'train\+val' of my_data:Stripes has several parts",
     f"{EVAL}=bad_parts:named --config.checkpoint.keep_best=eval/val/top1": "keep_best='eval/val/top1' is not a metric of evals: bad_parts:named has eval/val/good",
@@ -457,6 +476,47 @@ def test_a_part_is_found_beside_the_config_too(folder, tmp_path, monkeypatch):
         Experiment.declared(configs.load(f"{tmp_path}/configs/c.py"))
 
 
+def test_two_modules_of_one_name_beside_two_configs_are_an_error(folder, tmp_path):
+    for name in ("e1", "e2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bad_twice.py").write_text("def loss(logits):\n    return logits\n")
+        code = "def get_config():\n    return dict(total_steps=1, loss='bad_twice:loss')\n"
+        (tmp_path / name / "c.py").write_text(code)
+    places = list(sys.path)
+    configs.load(f"{tmp_path}/e1/c.py")
+    configs.load(f"{tmp_path}/e1/c.py")
+    with pytest.raises(
+        UserError, match=r"bad_twice is \S+e2/bad_twice.py, but .*/e1/bad_twice.py: rename"
+    ):
+        configs.load(f"{tmp_path}/e2/c.py")
+    assert sys.path == [*places, f"{tmp_path}/e1"]
+
+
+def test_an_optimizer_may_use_the_shapes_of_parameters(folder):
+    code = "import jax\nimport optax\n\ndef like(params):\n"
+    code += "    def update(updates, state, now=None):\n"
+    code += "        flat = jax.tree.map(lambda u, p: u.reshape(p.shape), updates, params)\n"
+    code += "        return flat, state\n"
+    code += "    return optax.GradientTransformation(lambda tree: (), update)\n"
+    (folder / "my_like.py").write_text(code)
+    Experiment.declared(configs.load("my_config.py", ["--config.optim.name=my_like:like"]))
+
+
+def test_an_evaluation_may_be_for_images_with_several_labels(folder):
+    code = "def sets(logits, label):\n    assert label.shape[1] == 4 and (label == -1).any()\n"
+    code += "    return dict(hit=(label == logits.argmax(1)[:, None]).any(1).mean())\n"
+    (folder / "my_sets.py").write_text(code)
+    config = configs.load("my_config.py", ["--config.evals.val.type=my_sets:sets"])
+    model = types.SimpleNamespace(num_classes=5, width=8)
+    own.check(config, model, 4)
+    config = configs.load("my_config.py")
+    own.check(config, model)
+    with pytest.raises(UserError, match="my_evaluation:calibration fails"):
+        own.check(config, model, 4)
+    label = own.several(np.arange(6) % 5, 5, 3)
+    assert label.tolist()[:4] == [[0, -1, -1], [1, 2, -1], [2, 3, 4], [3, -1, -1]]
+
+
 def test_keys_of_all_choices_may_be_read_by_a_part(folder):
     config = configs.load(
         "my_config.py", ["--config.optim.power=2", "--config.evals.val.shots=(1,)"]
@@ -477,6 +537,7 @@ def test_keys_of_the_users_own_take_any_value_that_json_holds(tmp_path):
     typed = {"x": "x", "true": True, "1e-3": 1e-3, "(1,'a')": (1, "a"), "a:b": "a:b"}
     for text, value in typed.items():
         assert configs.load(str(path), [f"--config.user.g={text}"]).user.g == value
+    assert configs.load(str(path), ["--config.user.g=None"]).user.g is None
     path.write_text(path.read_text().replace("d=None", "d='3'"))
     assert configs.load(str(path), ["--config.user.d=4"]).user.d == "4", "as in the file"
     wrong = {
@@ -502,12 +563,28 @@ def test_a_checkpoint_can_not_name_code_of_installed_modules(name, folder):
         create.create(None, 10, 16, architecture=name)
 
 
+@pytest.mark.parametrize("has_init", [False, True])
+def test_a_downloaded_folder_does_not_trust_itself(has_init, folder, monkeypatch):
+    """Also if it is unpacked in the current folder."""
+    name = f"bad_{has_init}"
+    (folder / name).mkdir()
+    (folder / f"{name}/evil.py").write_text("raise SystemExit('it ran')\n")
+    (folder / f"{name}.py").write_text("")  # which a package comes before
+    if has_init:
+        (folder / f"{name}/__init__.py").write_text("raise SystemExit('it ran')\n")
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path != os.getcwd()])
+    for architecture in (f"{name}.evil:Model", f"{name}:Model")[: 1 + has_init]:
+        with pytest.raises(UserError, match=r"not in the current folder.*VIT_JAX_OWN_MODELS="):
+            create.create(None, 10, 16, architecture=architecture)
+
+
 def test_a_model_of_a_checkpoint_is_defined_in_the_module_that_it_names(folder):
     (folder / "bad_links.py").write_text("from logging.config import dictConfig\n")
     with pytest.raises(UserError, match="which is not defined in this module"):
         create.create(None, 10, 16, architecture="bad_links:dictConfig")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_not_name_a_model_as_the_user_does(done, monkeypatch):
     """A variant, which only a config or a program gives, is built without a question."""
     meta = checkpoint.read_meta(checkpoint.find(done))
@@ -518,6 +595,7 @@ def test_a_checkpoint_can_not_name_a_model_as_the_user_does(done, monkeypatch):
     assert "os:getcwd" not in own_parts.named
 
 
+@pytest.mark.slow
 def test_weights_of_a_model_elsewhere_need_the_users_word(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(own_parts, "named", {})
@@ -532,7 +610,10 @@ def test_weights_of_a_model_elsewhere_need_the_users_word(done, tmp_path, monkey
     assert vit_jax.from_pretrained(done)[0].flops == model.flops
 
 
-@pytest.mark.parametrize("variant", ["S/16", "R+Ti/16", "Mixer-S/32", "R50x1"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("S/16", "R+Ti/16", "R50x1")]
+
+
+@pytest.mark.parametrize("variant", ["Mixer-S/32", *SLOW])
 def test_flops_of_any_function_are_those_that_our_models_declare(variant):
     model = vit_jax.create_model(variant, num_classes=10, image_size=96)
     image = jax.ShapeDtypeStruct((1, 96, 96, 3), np.float32)
@@ -589,6 +670,16 @@ def test_all_processes_must_have_the_same_files(folder):
         file.write("# changed\n")
     after = own_parts.code()
     assert [name for name in before if before[name] != after[name]] == ["code of my_loss:focal"]
+
+
+def test_all_files_of_a_package_must_be_the_same(folder):
+    (folder / "bad_package").mkdir()
+    (folder / "bad_package/__init__.py").write_text("")
+    (folder / "bad_package/part.py").write_text("def loss(logits):\n    return logits\n")
+    own_parts.find("config key loss", "bad_package.part:loss")
+    before = own_parts.code()["code of bad_package.part:loss"]
+    (folder / "bad_package/used.py").write_text("")
+    assert own_parts.code()["code of bad_package.part:loss"] != before
 
 
 def test_a_mixture_takes_data_sets_of_the_users_own(folder):

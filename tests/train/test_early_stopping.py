@@ -11,6 +11,7 @@ from conftest import last_error, metric_lines
 
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import KeepBest
+from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import classification
 from vit_jax.train import __main__ as train
@@ -40,14 +41,19 @@ TOP1 = [0.2, 0.1, 0.5, 0.5, 0.4, 0.9]
 )
 def test_it_counts_the_checkpoints_since_the_best(metric, scores, ends):
     """Also if another process takes over in the middle, which knows the checkpoints only."""
-    optional = dict(early_stopping=2, checkpoint=dict(every=2), model=dict(scan=False))
+    optional = dict(early_stopping=2, checkpoint=dict(every=2))
     config = ml_collections.ConfigDict(optional)
-    experiment = types.SimpleNamespace(config=config, total_steps=13)
+    experiment = types.SimpleNamespace(
+        config=config, total_steps=13, model=types.SimpleNamespace(scan=False)
+    )
     known = KeepBest(metric)
     for step, score in zip(range(2, 14, 2), scores, strict=False):
         stopping = EarlyStopping(experiment, types.SimpleNamespace(best=known))
         stopping.decide(step - 1)
         assert not stopping.over, step
+        with pytest.raises(UserError, match=r"keep_best='eval/val/\w+' .*there are eval/val/x"):
+            stopping.check({"eval/val/x": 1.0})
+        stopping.check({"eval/test/x": 1.0})
         stopping.add(step, {metric: score, "eval/val/other": 0.5})
         if stopping.over:
             break

@@ -191,6 +191,8 @@ def from_text(text: str, before):
 def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> dict[str, object]:
     """Parses --config.a.b=value arguments by the types of `config`; returns the flat values."""
     present = dict(flatten(config))
+    own = {}
+    own_arguments = []
     for argument in arguments:
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if not match:
@@ -201,8 +203,10 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
             if "=" not in argument:
                 raise UserError(f"{argument} has no value: write --config.{match[1]}=VALUE")
             value = from_text(argument.partition("=")[2], present.get(match[1]))
-            add_own_key(config, match[1], check_value(match[1], value, COMMAND_LINE))
+            own[match[1]] = check_value(match[1], value, COMMAND_LINE)
+            add_own_key(config, match[1], own[match[1]])
             present[match[1]] = value
+            own_arguments.append(argument)
         if match[1] not in present:
             is_vtab = match[1].startswith("vtab.")
             what = "VTAB's settings, which" if is_vtab else "an evaluation that"
@@ -211,7 +215,7 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
                 f"{COMMAND_LINE}: add it there"
             )
     flag_values = flags.FlagValues()
-    argv = ["vit_jax", *arguments]
+    argv = ["vit_jax", *(text for text in arguments if text not in own_arguments)]
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=flag_values, sys_argv=argv)
         rest = flag_values(argv)
@@ -222,7 +226,7 @@ def read_overrides(config: ml_collections.ConfigDict, arguments: list[str]) -> d
             f"argument {rest[1]!r} is not understood: overrides are written --config.KEY=VALUE"
         )
     given = config_flags.get_override_values(flag_values["config"])
-    return {name: check_value(name, value, COMMAND_LINE) for name, value in given.items()}
+    return own | {name: check_value(name, value, COMMAND_LINE) for name, value in given.items()}
 
 
 def selector_of(name: str) -> tuple[str, tuple] | None:

@@ -15,6 +15,7 @@ import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from typing import Any
 
 from vit_jax.config.defaults import find as find_key
@@ -26,6 +27,7 @@ LONGEST = 160  # letters of an error of the user's code
 TRUSTED = "VIT_JAX_OWN_MODELS"
 # The parts that configs and code of this process have named, with their modules.
 named: dict[str, Any] = {}
+beside: set[pathlib.Path] = set()  # folders of config files, at the end of sys.path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,33 +85,68 @@ def shown(result) -> str:
     return f"a {type(result).__name__}"
 
 
+def search_here() -> None:
+    """Puts the current folder on the path, as `python -m` does, but not the command `vit_jax`."""
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+
+
+def place(spec) -> pathlib.Path | None:
+    """The file of a module or the folder of a package; None if it is built in or not found."""
+    if spec is None:
+        return None
+    path = [*(spec.submodule_search_locations or []), spec.origin or ""][0]
+    return pathlib.Path(path).resolve() if os.path.isabs(path) else None
+
+
 def look_beside(config_file: str, config) -> None:
-    """Finds modules in the folder of a config file, too, if the config names any; those of the
-    current folder and installed ones come before them.
+    """Finds modules in the folder of a config file, too, if the config names any of them; those of
+    the current folder and installed ones come before them.
+
+    Raises:
+      UserError: one has the name of a module beside a config file that was loaded earlier.
     """
     mixed = [name.partition("@")[0] for name, _ in config.data.get("mixture", ())]
-    if any(parts_of(config)) or any(map(is_own, mixed)):
-        folder = str(pathlib.Path(config_file).resolve().parent)
-        if folder not in sys.path:
-            sys.path.append(folder)
+    names = [name for _, name in parts_of(config)] + list(filter(is_own, mixed))
+    folder = pathlib.Path(config_file).resolve().parent
+    search_here()
+    for root in sorted({name.partition(":")[0].split(".")[0] for name in names}):
+        ours = place(PathFinder.find_spec(root, [str(folder)]))
+        found = place(PathFinder.find_spec(root))
+        if ours and not found:
+            sys.path.append(str(folder))
+            beside.add(folder)
+        elif ours and found != ours and found.parent in beside:
+            raise two_modules(f"config file {config_file}", root, found, ours)
+
+
+def two_modules(where: str, name: str, first: pathlib.Path, second: pathlib.Path) -> UserError:
+    return UserError(
+        f"{where}: the module {name} is {second}, but in this process it is {first}: rename one of "
+        "them, or use another process"
+    )
 
 
 def import_module(module: str, where: str):
     """The module of a part; `where`: what names it, for messages."""
-    here = os.getcwd()
-    if not {"", here} & set(sys.path):  # as `python -m` does, but not the command `vit_jax`
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
+    search_here()
+    root = module.split(".")[0]
+    loaded = place(getattr(sys.modules.get(root), "__spec__", None))
+    found = place(PathFinder.find_spec(root))
+    if loaded and found and loaded != found:
+        raise two_modules(where, root, loaded, found)
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             raise UserError(
-                f"{where}: there is no module {missing!r} in {here}, in the folder of the config "
-                "file, or installed: correct the name, or run the command where the file is"
+                f"{where}: there is no module {missing!r} in {os.getcwd()}, in the folder of the "
+                "config file, or installed: correct the name, or run the command where the file is"
             ) from None
-        spec = importlib.util.find_spec(module.split(".")[0])
+        spec = importlib.util.find_spec(root)
         file = spec.origin if spec and "." not in module else None
         raise UserError(
             f"{where}: the module can't be imported, {line_of(error, file)}: correct it"
@@ -201,45 +238,53 @@ def check(config) -> None:
 
 
 def code() -> dict[str, str]:
-    """Digests of the files of all parts so far, by name: all processes must have the same."""
-    files = {name: getattr(module, "__file__", None) for name, module in named.items()}
-    return {
-        f"code of {name}": hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:16]
-        for name, file in sorted(files.items())
-        if file and os.path.isfile(file)
-    }
+    """Digests of the code of all parts so far, by name: all processes must have the same."""
+    files = {name: files_of(module) for name, module in sorted(named.items())}
+    return {f"code of {name}": digest(found) for name, found in files.items() if found}
+
+
+def files_of(module) -> list[pathlib.Path]:
+    """The file of a module, or all Python files of the package that it is in."""
+    package = sys.modules.get(module.__name__.split(".")[0])
+    found = []
+    for folder in getattr(package, "__path__", []):
+        found += sorted(pathlib.Path(folder).rglob("*.py"))
+    return found or [pathlib.Path(file) for file in [getattr(module, "__file__", None)] if file]
+
+
+def digest(files: list[pathlib.Path]) -> str:
+    result = hashlib.sha256()
+    for file in files:
+        result.update(hashlib.sha256(file.read_bytes()).digest())
+    return result.hexdigest()[:16]
 
 
 def check_trusted(name: str) -> None:
     """Raises UserError if a checkpoint names a model whose code the user may not have meant to run.
 
     To import a module and to call what is in it is to run code that a file from anywhere names. So
-    the module must be a file or package in the current folder, named by the config or the code of
-    this process, or listed in the variable VIT_JAX_OWN_MODELS.
+    the module must be a file in the current folder, named by the config or the code of this
+    process, or listed in the variable VIT_JAX_OWN_MODELS. A package in the current folder does not
+    suffice: the folder of the weights themselves may be one.
     """
     module = name.partition(":")[0]
-    root = module.split(".")[0]
     allowed = os.environ.get(TRUSTED, "").split(",")
-    if name in named or root in allowed or module in allowed or is_here(root):
+    if name in named or module in allowed or module.split(".")[0] in allowed or is_here(module):
         return
     raise UserError(
-        f"the weights are of the model {name}, and {root} is not in the current folder: run the "
-        f"command where it is, or, if you trust these weights to run its code, set {TRUSTED}={root}"
+        f"the weights are of the model {name}, and {module} is not in the current folder as a "
+        "single file: run the command where it is, or, if you trust these weights to run its code, "
+        f"set {TRUSTED}={module}"
     )
 
 
-def is_here(root: str) -> bool:
-    """Whether a top-level module is a file or a folder of the current folder."""
-    here = pathlib.Path.cwd().resolve()
-    try:
-        loaded = sys.modules.get(root)
-        spec = loaded.__spec__ if loaded else importlib.util.find_spec(root)
-    except (ImportError, ValueError, AttributeError):
+def is_here(module: str) -> bool:
+    """Whether a module is a file of the current folder, not one of a package."""
+    if "." in module:
         return False
-    if spec is None:  # the current folder may not be searched yet
-        return (here / f"{root}.py").is_file() or (here / root).is_dir()
-    places = list(spec.submodule_search_locations or [])
-    if not places and spec.origin:
-        places = [spec.origin]
-    places = filter(os.path.isabs, places)  # not "built-in"
-    return any(pathlib.Path(place).resolve().parent == here for place in places)
+    search_here()
+    loaded = sys.modules.get(module)
+    spec = loaded.__spec__ if loaded else PathFinder.find_spec(module)
+    if spec is None or spec.submodule_search_locations is not None or not spec.has_location:
+        return False
+    return pathlib.Path(spec.origin).parent.resolve() == pathlib.Path.cwd().resolve()

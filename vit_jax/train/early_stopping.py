@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.distributed import messages
+from vit_jax.errors import UserError
 from vit_jax.train import step
 from vit_jax.train.experiment import Experiment
 from vit_jax.weights import scan_layout
@@ -28,7 +29,7 @@ class EarlyStopping:
         config = experiment.config
         self.patience = config.early_stopping
         self.every = config.checkpoint.every
-        self.scan = config.model.get("scan", False)
+        self.scan = experiment.model.scan
         self.total_steps = experiment.total_steps
         self.checkpointer = checkpointer
         self.best = checkpointer.best
@@ -42,6 +43,18 @@ class EarlyStopping:
     def ranks_by(self, name: str) -> bool:
         """Whether this evaluation measures what ranks checkpoints."""
         return self.best.metric.startswith(f"eval/{name}/")
+
+    def check(self, scalars: dict[str, float]) -> None:
+        """Raises UserError if an evaluation that ranks checkpoints does not have their metric: what
+        one of the user's own returns may be known only now.
+        """
+        name = self.best.metric.rpartition("/")[0]
+        measured = [key for key in scalars if key.startswith(f"{name}/")]
+        if measured and self.best.metric not in measured:
+            raise UserError(
+                f"config key checkpoint.keep_best={self.best.metric!r} is not a metric of evals: "
+                f"there are {', '.join(measured)}: choose one of them"
+            )
 
     def since_best(self, number: int) -> int:
         """Checkpoints after the best one; 0 if none has the metric, as at the start of a branch."""

@@ -94,7 +94,7 @@ class Experiment:
         """
         config = self.config
         losses.make_loss(config, self.model.num_classes)
-        own_evaluations.check(config, self.model)
+        own_evaluations.check(config, self.model, self.facts.set_size)
         if config.data.augment:
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
             batch = jax.tree.map(

@@ -326,7 +326,9 @@ class Loop:
         if not any(map(is_due, self.evaluations)):
             return {}
         with self.timer.paused("evaluation"), self.account.spending("evaluation"):
-            return suite.run(self.evaluations, self.eval_steps, params, is_due, until)
+            scalars = suite.run(self.evaluations, self.eval_steps, params, is_due, until)
+        self.stopping.check(scalars)
+        return scalars
 
     def saves_at(self, number: int) -> bool:
         return due(number, self.experiment.config.checkpoint.every, self.total_steps)

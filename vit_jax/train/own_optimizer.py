@@ -20,16 +20,24 @@ def own_optimizer(config, params, schedule: Callable, total_steps: int):
       UserError: it does not fit.
     """
     part = own_parts.part("optim.name", config.optim.name, config)
-    tx = part(schedule=schedule, total_steps=total_steps, params=params)
+
+    def make(tree) -> optax.GradientTransformation:
+        return transformation(part, part(schedule=schedule, total_steps=total_steps, params=tree))
+
+    tx = make(params)
+    check_state(part, tx, params)
+    check_direction(part, make, params)
+    return tx
+
+
+def transformation(part: own_parts.OwnPart, tx) -> optax.GradientTransformation:
+    """What the part returned, with its errors; a UserError if it is anything else."""
     if not hasattr(tx, "init") or not hasattr(tx, "update"):
         raise part.error(
             f"returns {own_parts.shown(tx)}, but it must return an optax.GradientTransformation"
         )
     tx = optax.with_extra_args_support(tx)
-    tx = optax.GradientTransformation(part.guard(tx.init), part.guard(tx.update))
-    check_state(part, tx, params)
-    check_direction(part, tx, params)
-    return tx
+    return optax.GradientTransformation(part.guard(tx.init), part.guard(tx.update))
 
 
 def check_state(part: own_parts.OwnPart, tx: optax.GradientTransformation, params) -> None:
@@ -51,15 +59,18 @@ def check_state(part: own_parts.OwnPart, tx: optax.GradientTransformation, param
         )
 
 
-def check_direction(part: own_parts.OwnPart, tx: optax.GradientTransformation, params) -> None:
+def check_direction(part: own_parts.OwnPart, make: Callable, params) -> None:
     """Raises UserError if a first update would go up the loss, as with the learning rate inside.
 
-    Tried on parameters of the same names, of one number each.
+    Tried on parameters of the same names, of one number each; `make` gives the transformation for
+    a tree of shapes.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
         return  # in vit_jax.vtab, inside of the step
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,) * leaf.ndim, leaf.dtype), params)
+    tx = make(shapes)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        ones = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), params)
+        ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
         updates, _ = jax.jit(lambda tree: tx.update(tree, tx.init(tree), tree))(ones)
         total = sum(float(leaf.sum()) for leaf in jax.tree.leaves(updates))
     if total < 0:

@@ -9,7 +9,8 @@ text that changes with the data. Needs no TensorFlow but to parse records.
 import functools
 import hashlib
 import io
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 
 import ml_collections
 import numpy as np
@@ -35,10 +36,7 @@ class OwnSource(Source):
                 f"gives {own_parts.shown(items)} for split {split!r}, but it must give a sequence "
                 "with __len__ and __getitem__"
             )
-        names = tuple(map(str, getattr(items, "class_names", ())))
-        classes = len(names) or int(getattr(items, "num_classes", 0))
-        if not classes:
-            raise part.error("has neither class_names nor num_classes: add one to the sequence")
+        names, classes = classes_of(part, items)
         if not len(items):
             raise part.error(f"has no examples in split {split!r}")
         super().__init__(names, classes, "")
@@ -111,6 +109,21 @@ class OwnSource(Source):
 
     def describe(self, i: int) -> str:
         return f"{self.part.name} {self.split} number {i}"
+
+
+def classes_of(part: own_parts.OwnPart, items) -> tuple[tuple[str, ...], int]:
+    """(class names, number of classes) of the sequence; without names there are ()."""
+    names = getattr(items, "class_names", None)
+    classes = getattr(items, "num_classes", None)
+    if names is None and classes is None:
+        raise part.error("has neither class_names nor num_classes: add one to the sequence")
+    if names is None:
+        if not isinstance(classes, numbers.Integral) or classes < 1:
+            raise part.error(f"has num_classes {classes!r}, but it must be a number from 1")
+        return (), int(classes)
+    if isinstance(names, str) or not isinstance(names, Iterable) or not len(tuple(names)):
+        raise part.error(f"has class_names {names!r}, but it must be a sequence of names")
+    return tuple(map(str, names)), len(tuple(names))
 
 
 def png(image: np.ndarray) -> bytes:
