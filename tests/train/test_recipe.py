@@ -329,3 +329,11 @@ def test_more_than_300_epochs_of_a_fine_tuning_are_a_warning(caplog, changes, wa
     logging.getLogger("vit_jax").propagate = True
     experiment.warn_of_epochs(found)
     assert ("2,500 steps of 512 images are 10,000 epochs of the 128 images" in caplog.text) == warns
+
+
+def test_a_variant_with_weights_says_that_the_weights_are_not_read(caplog):
+    logging.getLogger("vit_jax").propagate = True
+    values = {"init_from": "missing.npz", "model.variant": "B/16", "data.name": "cifar10"}
+    config = configs.from_values(values | {"total_steps": 1})
+    assert not experiment.declared_start(config)
+    assert "init_from=missing.npz is not read" in caplog.text
