@@ -125,6 +125,9 @@ def test_what_others_call_a_key_is_not_a_key_itself():
         "vit_b_16": "B/16",
         "ViT-g/14": "g/14",
         "resnet50": "",
+        "efficientnet_b0": "",
+        "swin_base_patch4_window7_224": "",
+        "mixer_b16_224": "",
     }.items(),
 )
 def test_models_by_the_names_of_others(name, variant):
