@@ -1,6 +1,7 @@
 """The choice of the learning rate: on what is held out, kept, and followed by a run on everything."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from vit_jax.distributed.mesh import AXES
 from vit_jax.errors import NegativeResult
 from vit_jax.train import __main__ as train
 from vit_jax.train.experiment import Experiment, total_bytes
-from vit_jax.train.recipe import measure, prepare
+from vit_jax.train.recipe import measure, prepare, report
 from vit_jax.weights import load as pretrained
 
 
@@ -170,7 +171,7 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     assert json.loads((tmp_path / "out").read_text()) == found
     assert "as chosen before" in capsys.readouterr().err
     assert finetune.main([*flags, "--config.data.flip=False"]) == 2
-    assert "another config" in last_error(capsys)
+    assert "--config.data.flip: (unset) -> False" in last_error(capsys)
     assert finetune.main([weights, *flags[1:], f"--workdir={folder}"]) == 2
     assert "has a fine-tuning of" in last_error(capsys)
     assert predict.main([f"--init_from={folder}", photos, "--out=classes.csv"]) == 0
@@ -238,3 +239,10 @@ def test_frozen_parameters_have_no_backward_pass(tiny):
             )
         flops[pattern] = lowered.compile().cost_analysis()["flops"]
     assert flops["(?!head).*"] < 0.45 * flops[""]
+
+
+def test_only_process_0_reports(tmp_path, monkeypatch, capsys):
+    args = types.SimpleNamespace(json=str(tmp_path / "out"))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    finetune.end(args, tmp_path, report.Outcome({}, "", 0.1, {}, "all"))
+    assert capsys.readouterr().out == "" and not (tmp_path / "out").exists()

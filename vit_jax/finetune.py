@@ -231,13 +231,15 @@ def work_on_folder(args) -> None:
         final = report.delivered(folder / "final")
     what = "all but the held-out images"
     end(args, folder, report.Outcome(tried, metric, lr, final, what))
-    print(printable(f"Next:      vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"))
+    if jax.process_index() == 0:
+        command = f"vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"
+        print(printable(f"Next:      {command}"))
 
 
 def wish_of(args) -> prepare.Wish:
     """What the command line asks for."""
-    given = [text for text in args.overrides if text.startswith("--config.init_from=")]
-    if not given:
+    given = prepare.read_overrides(args.overrides)
+    if not given.get("init_from"):
         raise UserError(
             "--init_from is missing: give the weights to start from, such as --init_from=B_16.npz"
         )
@@ -245,8 +247,8 @@ def wish_of(args) -> prepare.Wish:
         train_share(args.held_out)
     return prepare.Wish(
         data_name=facts.data_set(args.folder),
-        init_from=prepare.location_of(given[-1].partition("=")[2]),
-        overrides=tuple(text for text in args.overrides if text not in given),
+        init_from=prepare.location_of(given.pop("init_from")),
+        given=given,
         lrs=() if args.lrs is None else tuple(learning_rates(args.lrs)),
         held_out=args.held_out or "",
     )
@@ -270,10 +272,11 @@ def holding(args, path: str) -> Iterator[epath.Path]:
 
 
 def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
-    """Shows and writes how it went."""
-    if jax.process_index() == 0:
-        report.show(outcome)
-        cli.write_json(args.json, report.to_json(outcome))
+    """Shows and writes how it went; process 0 does it for all."""
+    if jax.process_index() != 0:
+        return
+    report.show(outcome)
+    cli.write_json(args.json, report.to_json(outcome))
     print(printable(f"The model: {folder / 'final'}"))
 
 

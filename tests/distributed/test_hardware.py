@@ -116,3 +116,12 @@ def test_free_memory_is_what_machine_container_and_ulimit_leave(tmp_path, monkey
     with pytest.raises(UserError, match=r"x declares 1\.0 GiB of arrays, more than the 0\.0"):
         runtime.check_fits(2**30, "x")
     runtime.check_fits(1024, "x")
+
+
+@pytest.mark.parametrize("capability, is_fast", [("7.0", False), ("7.5", False), ("9.0", True)])
+def test_gpus_before_ampere_have_no_fast_bfloat16(monkeypatch, capability, is_fast):
+    client = types.SimpleNamespace(platform_version="PJRT C API\ncuda 12080")
+    gpu = types.SimpleNamespace(client=client, compute_capability=capability)
+    monkeypatch.setattr(hardware, "is_cpu", lambda: False)
+    monkeypatch.setattr(hardware.jax, "local_devices", lambda: [gpu])
+    assert hardware.has_fast_bfloat16() == is_fast

@@ -451,6 +451,14 @@ def test_adafactor_resumes_in_the_same_layout_only(tiny, tmp_path):
     assert workdir.differences(configs.load(tiny), saved) == []
 
 
+def test_early_stopping_keeps_what_it_counts_by(tiny, tmp_path):
+    flags = ["--config.early_stopping=2", "--config.checkpoint.keep_best=eval/val/top1"]
+    workdir.claim(tmp_path, configs.load(tiny, [*flags, "--config.checkpoint.every=2"]), "")
+    workdir.check(tmp_path, configs.load(tiny, [*flags, "--config.checkpoint.every=2"]), "")
+    with pytest.raises(UserError, match=r"\(checkpoint.every: 2 -> 4\)"):
+        workdir.check(tmp_path, configs.load(tiny, [*flags, "--config.checkpoint.every=4"]), "")
+
+
 TIMM_NAMES = {
     "cls": "cls_token",
     "Transformer/posembed_input/pos_embedding": "pos_embed",

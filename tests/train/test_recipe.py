@@ -1,5 +1,7 @@
 """The rules of `vit_jax finetune FOLDER` as tables: facts -> choices. Nothing is trained."""
 
+import dataclasses
+import json
 import logging
 import types
 
@@ -10,7 +12,7 @@ from scipy import stats
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
-from vit_jax.train.recipe import choose, facts, held_out, prepare
+from vit_jax.train.recipe import choose, facts, held_out, measure, prepare, report
 from vit_jax.train.recipe.choose import Plan, Sizes
 
 CPU = facts.Device("CPU", True, 1, 8 * 2**30, False)
@@ -178,7 +180,7 @@ def test_several_labels_need_another_loss():
 
 
 @pytest.mark.parametrize("head_only", [False, True])
-@pytest.mark.parametrize("overrides", [(), ("--config.total_epochs=3", "--config.optim.lr=0.5")])
+@pytest.mark.parametrize("overrides", [{}, {"total_epochs": 3.0, "optim.lr": 0.5}])
 def test_choices_make_a_config_that_the_user_overrides(head_only, overrides):
     wish = prepare.Wish("folder:photos", "B_16.npz", overrides)
     part, sizes = held_out.hold_out(data([80, 82], test="test"))
@@ -195,6 +197,76 @@ def test_choices_make_a_config_that_the_user_overrides(head_only, overrides):
     assert config.optim.lr == (0.5 if overrides else Plan().lrs[0])
     row = wish.row(choose.rates(Plan(), 100), config)
     assert (row[2] == "set on the command line") == bool(overrides)
+
+
+@pytest.mark.parametrize("text", ["-config.total_steps=7", "--config.total_steps 7"])
+def test_overrides_may_have_one_dash_or_two_words(text):
+    assert prepare.read_overrides(text.split()) == {"total_steps": 7}
+
+
+def test_the_data_are_read_as_the_overrides_say():
+    given = prepare.read_overrides(["--config.data.split", "all", "--noconfig.data.flip"])
+    assert prepare.Wish("folder:photos", "B_16.npz", given).data().data.split == "all"
+
+
+BEFORE = {"total_steps": 7, "accum_steps": 2}
+
+
+def saved_recipe(folder):
+    """As written by a first start, which found that 2 microbatches do not fit."""
+    wish = prepare.Wish("folder:photos", "B_16.npz", BEFORE, (0.1, 0.2), "20%")
+    config = measure.with_microbatches(wish.config(), 4)
+    prepare.save(folder, prepare.Recipe(config, 7, (0.1, 0.2), [], wish.flags()))
+
+
+def test_the_same_flags_continue_with_the_same_choices(tmp_path):
+    saved_recipe(tmp_path)
+    again = prepare.Wish("folder:photos", "B_16.npz", BEFORE, (0.1, 0.2), "20%")
+    recipe = prepare.load(tmp_path, again)
+    assert recipe.config.accum_steps == 4 and recipe.config.total_steps == recipe.steps == 7
+    assert recipe.lrs == (0.1, 0.2)
+    other = dataclasses.replace(again, given=BEFORE | {"accum_steps": 8})
+    assert prepare.load(tmp_path, other).config.accum_steps == 8, "it may change"
+
+
+@pytest.mark.parametrize(
+    "given, lrs, share, says",
+    [
+        (BEFORE | {"total_steps": 9}, (0.1, 0.2), "20%", "--config.total_steps: 7 -> 9"),
+        ({"accum_steps": 2}, (0.1, 0.2), "20%", r"--config.total_steps: 7 -> \(unset\)"),
+        (BEFORE, (0.1,), "20%", "--lrs: 0.1,0.2 -> 0.1"),
+        (BEFORE, (0.1, 0.2), "", r"--held_out: 20% -> \(unset\)"),
+    ],
+)
+def test_other_flags_are_named(tmp_path, given, lrs, share, says):
+    saved_recipe(tmp_path)
+    with pytest.raises(UserError, match=says):
+        prepare.load(tmp_path, prepare.Wish("folder:photos", "B_16.npz", given, lrs, share))
+
+
+def test_accuracy_without_a_number_of_images_has_no_interval():
+    final = {"eval/mine/top1": 0.5, "eval/val/top1": 0.5, "eval/val/count": 100.0}
+    (_, mine), (_, val) = report.results(final)
+    assert mine == "top1 50.00%" and val == "top1 50.00% (40.4% to 59.6%, 100 images)"
+
+
+@pytest.mark.parametrize(
+    "rows, numbers", [(30, [2, 5, 10, 30]), (16, [2, 4, 8, 16]), (15, [3, 15]), (1, [])]
+)
+def test_microbatches_until_each_has_one_row(rows, numbers):
+    found = []
+    number = measure.more_microbatches(1, rows)
+    while number:
+        found.append(number)
+        number = measure.more_microbatches(number, rows)
+    assert found == numbers
+
+
+def test_the_measurement_is_that_of_process_0(monkeypatch):
+    slow, fast = (measure.Measured(step_s, 1.0, 1.0, 2, 8) for step_s in (9.0, 0.1))
+    first = json.dumps(dataclasses.asdict(slow))
+    monkeypatch.setattr(measure.messages, "all_gather", lambda what, text, s: [first, text])
+    assert measure.of_process_0(fast) == slow
 
 
 def test_the_default_workdir_is_named_after_the_images():
@@ -222,6 +294,7 @@ def test_data_sets_by_what_a_user_types(tmp_path):
     for name in ("cifar10", "digits", "tars:x", "folder:y"):
         assert facts.data_set(name) == name
     assert facts.data_set("gs://bucket/photos") == "folder:gs://bucket/photos"
+    assert facts.data_set("imagenette/160px-v2") == "imagenette/160px-v2"
     with pytest.raises(UserError, match=r"is neither a folder of images, a \.csv or \.tar file"):
         facts.data_set(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="is a task of VTAB"):
@@ -256,3 +329,11 @@ def test_more_than_300_epochs_of_a_fine_tuning_are_a_warning(caplog, changes, wa
     logging.getLogger("vit_jax").propagate = True
     experiment.warn_of_epochs(found)
     assert ("2,500 steps of 512 images are 10,000 epochs of the 128 images" in caplog.text) == warns
+
+
+def test_a_variant_with_weights_says_that_the_weights_are_not_read(caplog):
+    logging.getLogger("vit_jax").propagate = True
+    values = {"init_from": "missing.npz", "model.variant": "B/16", "data.name": "cifar10"}
+    config = configs.from_values(values | {"total_steps": 1})
+    assert not experiment.declared_start(config)
+    assert "init_from=missing.npz is not read" in caplog.text

@@ -17,12 +17,15 @@ from vit_jax.config.defaults import (
 )
 from vit_jax.config.key import is_own
 from vit_jax.config.load import (
+    assemble,
     check_key,
     check_value,
     from_values,
     import_file,
     load,
     load_in_python,
+    override,
+    read_overrides,
     to_json,
 )
 
@@ -30,6 +33,7 @@ __all__ = [
     "KEYS",
     "MODEL",
     "as_tuple",
+    "assemble",
     "check_key",
     "check_value",
     "defaults",
@@ -45,6 +49,8 @@ __all__ = [
     "load_in_python",
     "may_change",
     "may_differ_by_host",
+    "override",
+    "read_overrides",
     "shapes_state",
     "to_json",
     "vtab_defaults",

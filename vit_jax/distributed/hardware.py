@@ -88,11 +88,12 @@ def is_cpu() -> bool:
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether products of bfloat16 matrices are faster than those of float32: on accelerators, and
-    on CPUs with instructions for them, as far as Linux says so.
+    """Whether products of bfloat16 matrices are faster than those of float32: on accelerators, but
+    for NVIDIA's before Ampere, and on CPUs with instructions for them, as far as Linux says so.
     """
     if not is_cpu():
-        return True
+        device = jax.local_devices()[0]
+        return not is_cuda(device) or is_ampere_or_later(device)
     try:
         flags = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -146,7 +147,16 @@ def platform() -> str:
 
 def has_cudnn(device) -> bool:
     """Whether a GPU runs cuDNN's fused attention: NVIDIA's, from Ampere on."""
-    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8.0
+    return is_cuda(device) and is_ampere_or_later(device)
+
+
+def is_cuda(device) -> bool:
+    return "cuda" in device.client.platform_version
+
+
+def is_ampere_or_later(device) -> bool:
+    """Whether one of NVIDIA's GPUs is of a generation with bfloat16."""
+    return float(device.compute_capability) >= 8.0
 
 
 def multiply_or_index(multiply, index, *arrays):

@@ -168,7 +168,15 @@ def declared_start(config) -> Mapping:
     """Fields of the model that a run starts from, as far as its shapes depend on them: with a
     variant in the config the weights need not be at hand.
     """
-    if not config.init_from or config.model.variant:
+    if not config.init_from:
+        return NONE
+    if config.model.variant:
+        if None in config.model.values():
+            log.warning(
+                "init_from=%s is not read: what the config leaves open of the model is shown as "
+                "the default",
+                config.init_from,
+            )
         return NONE
     return states.read_weights(config).fields
 

@@ -99,6 +99,11 @@ def is_fixed(key: str) -> bool:
     return not configs.may_change(key)
 
 
+def counts_checkpoints(config, key: str) -> bool:
+    """Whether early stopping counts the checkpoints since the best by this key."""
+    return config.early_stopping > 0 and key in ("checkpoint.every", "checkpoint.keep_best")
+
+
 def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixed) -> list[str]:
     """Lines "key: saved -> now" for the keys that matter."""
     before = {key: value for key, value in configs.flatten(saved) if (key, value) not in REMOVED}
@@ -133,11 +138,15 @@ def check(
       UserError: it names the keys that differ.
     """
     path = workdir / "config.json"
+
+    def is_kept(key: str) -> bool:
+        return matters(key) or counts_checkpoints(config, key)
+
     try:
         saved = json.loads(path.read_text()) if path.exists() else sealed(workdir)
         if saved is None:
             return
-        different = differences(config, saved["config"], matters)
+        different = differences(config, saved["config"], is_kept)
         began = saved.get("data_fingerprint", fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error

@@ -28,11 +28,13 @@ def default_data_dir() -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether TFDS has code for a data set of this name."""
+    """Whether TFDS has code for a data set of this name, whatever the config and version after it,
+    as in imagenette/160px-v2:1.0.0.
+    """
     import tensorflow_datasets as tfds
 
     try:
-        tfds.builder_cls(name)
+        tfds.builder_cls(re.split("[/:]", name)[0])
     except (tfds.core.registered.DatasetNotFoundError, ValueError):
         return False
     return True

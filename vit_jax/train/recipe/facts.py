@@ -88,7 +88,7 @@ def data_set(text: str) -> str:
         return f"csv:{path}"
     if os.path.isfile(path) and path.endswith(".tar"):
         return f"tars:{path}"
-    if os.path.exists(path) or os.sep in text or not is_data_set(text):
+    if os.path.exists(path) or not is_data_set(text):
         raise UserError(
             f"{text} is neither a folder of images, a .csv or .tar file, nor a data set that TFDS "
             "knows: give the folder that has a folder of images for each class"

@@ -1,6 +1,7 @@
 """What a training step costs on this device: memory, to choose microbatches, and seconds."""
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ BACKWARD = 2.0  # the backward pass takes twice as long as the forward pass
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A training step of a config that fits the memory."""
+    """A training step of a config that fits the memory; seconds are those of process 0."""
 
     step_s: float  # seconds of a step, with its images
     eval_s: float  # seconds to evaluate one image
@@ -49,13 +50,21 @@ def measure(config, source, start: Mapping, limit: int | None) -> Measured:
         compiled, experiment, compile_s = compile_to_fit(config, source, start, limit, mesh)
         step_s = seconds_of_step(compiled, experiment, source)
     forward = 1.0 if config.optim.frozen else 1.0 / (1.0 + BACKWARD)
-    return Measured(
+    measured = Measured(
         step_s=step_s,
         eval_s=forward * step_s / config.data.batch_size,
         compile_s=compile_s,
         accum_steps=experiment.config.accum_steps,
         step_bytes=total_bytes(compiled),
     )
+    return of_process_0(measured)
+
+
+def of_process_0(measured: Measured) -> Measured:
+    """What process 0 has measured: all processes must choose the same by it."""
+    text = json.dumps(dataclasses.asdict(measured))
+    texts = messages.all_gather("the measurement of the step", text, messages.PATIENCE_S)
+    return Measured(**json.loads(texts[0]))
 
 
 def compile_to_fit(config, source, start: Mapping, limit: int | None, mesh):
@@ -68,14 +77,22 @@ def compile_to_fit(config, source, start: Mapping, limit: int | None, mesh):
         used = total_bytes(compiled) if compiled else None
         if fits_everywhere(used, limit):
             return compiled, experiment, compile_s
-        accum_steps = 2 * config.accum_steps
-        if config.data.batch_size % (accum_steps * shards):
+        accum_steps = more_microbatches(config.accum_steps, config.data.batch_size // shards)
+        if accum_steps is None:
             gib = f" ({used / 2**30:.1f} of {limit / 2**30:.1f} GiB)" if used and limit else ""
             raise NegativeResult(
                 f"a step with one image at a time does not fit into the memory{gib}: choose "
                 "smaller weights, or a lower --config.image_size"
             )
         config = with_microbatches(config, accum_steps)
+
+
+def more_microbatches(accum_steps: int, rows: int) -> int | None:
+    """The next number of microbatches to try: at least twice as many, and a divisor of the `rows`
+    of a batch on each device. None if a microbatch has one row already.
+    """
+    numbers = range(2 * accum_steps, rows + 1)
+    return next((number for number in numbers if rows % number == 0), None)
 
 
 def try_to_compile(experiment: Experiment):

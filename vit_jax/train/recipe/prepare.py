@@ -7,8 +7,7 @@ import functools
 import json
 import logging
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from etils import epath
@@ -30,6 +29,8 @@ from vit_jax.weights.formats.weights import Weights
 log = logging.getLogger("vit_jax.finetune")
 
 NAME = "config.json"
+UNSET = "(unset)"
+COMMAND_LINE = "on the command line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Recipe:
     steps: int  # of the final run
     lrs: tuple[float, ...]
     rows: list[list[str]]  # what was chosen, and why
+    flags: Mapping[str, object]  # of the user, by name
 
 
 def default_workdir(text: str) -> str:
@@ -73,18 +75,30 @@ class Found:
     weights: Weights
 
 
+def read_overrides(arguments: Sequence[str]) -> dict[str, object]:
+    """The keys that --config.KEY=VALUE set, of any config that a recipe can have."""
+    values = {"evals.held_out.type": "classification", "evals.test.type": "classification"}
+    return configs.read_overrides(configs.assemble(values), list(arguments))
+
+
 @dataclasses.dataclass(frozen=True)
 class Wish:
     """What the user gives."""
 
     data_name: str
     init_from: str
-    overrides: tuple[str, ...] = ()  # --config.KEY=VALUE
+    given: Mapping[str, object] = dataclasses.field(default_factory=dict)  # overrides
     lrs: tuple[float, ...] = ()  # (): ours
     held_out: str = ""  # "": ours
 
-    def gives(self, key: str) -> bool:
-        return any(re.match(rf"--(no)?config\.{re.escape(key)}(=|$)", x) for x in self.overrides)
+    def flags(self) -> dict[str, object]:
+        """What the user gives besides data and weights, by flag, as JSON."""
+        flags = {f"--config.{key}": value for key, value in self.given.items()}
+        if self.lrs:
+            flags["--lrs"] = ",".join(f"{lr:g}" for lr in self.lrs)
+        if self.held_out:
+            flags["--held_out"] = self.held_out
+        return json.loads(json.dumps(flags))
 
     def config(self, choices: Sequence[Choice] = (), **more):
         """The config of some choices, with the user's overrides."""
@@ -92,7 +106,7 @@ class Wish:
         values |= {"evals.held_out.type": "classification"}
         for choice in choices:
             values |= choice.values
-        return configs.from_values(values | more, self.overrides)
+        return configs.override(values | more, self.given, COMMAND_LINE)
 
     def check(self) -> None:
         """Raises UserError for an override that no recipe could have, before anything is read."""
@@ -102,20 +116,21 @@ class Wish:
 
     def data(self):
         """The config of everything that the recipe divides into parts, as far as data go."""
-        if self.gives("data.subset"):
+        if "data.subset" in self.given:
             raise UserError(
                 "config key data.subset is needed to hold a part out: choose the part by "
                 "--held_out, such as 20%, and what is trained on by data.split"
             )
-        mine = [text for text in self.overrides if re.match(r"--(no)?config\.(data|user)\.", text)]
-        config = configs.from_values({"data.name": self.data_name}, mine)
+        parts = ("data.", "user.")
+        mine = {key: value for key, value in self.given.items() if key.startswith(parts)}
+        config = configs.override({"data.name": self.data_name}, mine, COMMAND_LINE)
         with config.unlocked():
             config.data.class_balance = 0.0
         return config
 
     def row(self, choice: Choice, config) -> list[str]:
         """A choice as a row of the table, or what the user set instead of it."""
-        given = [key for key in choice.values if self.gives(key)]
+        given = [key for key in choice.values if key in self.given]
         if not given:
             return [choice.what, choice.chosen, choice.why]
         flat = dict(configs.flatten(config))
@@ -147,22 +162,24 @@ def save(folder: epath.Path, recipe: Recipe) -> None:
         steps=recipe.steps,
         lrs=recipe.lrs,
         rows=recipe.rows,
+        flags=recipe.flags,
         versions=versions.versions(),
     )
     cli.replace_file(folder / NAME, json.dumps(record, indent=2) + "\n")
 
 
 def load(folder: epath.Path, wish: Wish) -> Recipe | None:
-    """What `save` has written, with the overrides of now; None if there is nothing.
+    """What `save` has written, with the overrides that are new; None if there is nothing.
 
     Raises:
-      UserError: it is damaged, or of other images or weights.
+      UserError: it is damaged, or of other images, weights or flags that matter.
     """
     path = folder / NAME
     try:
         record = json.loads(regular.read_text(path))
         saved = dict(configs.flatten(record["config"]))
-        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"])
+        flags = dict(record["flags"])
+        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"], flags)
         before = (saved["data.name"], saved["init_from"])
     except FileNotFoundError:
         return None
@@ -175,8 +192,32 @@ def load(folder: epath.Path, wish: Wish) -> Recipe | None:
             f"--workdir={folder} has a fine-tuning of {before[1]} on {before[0]}: choose another "
             "folder"
         )
+    now = wish.flags()
+    different = differences(flags, now)
+    if different:
+        raise UserError(
+            f"--workdir={folder} has a fine-tuning with other flags ({'; '.join(different)}): "
+            "choose another --workdir, or undo these differences"
+        )
     values = {key: value for key, value in saved.items() if value is not None}
-    return dataclasses.replace(recipe, config=configs.from_values(values, wish.overrides))
+    changed = {key: wish.given[key] for key in wish.given if is_changed(key, flags, now)}
+    config = configs.override(values, changed, COMMAND_LINE)
+    return dataclasses.replace(recipe, config=config)
+
+
+def is_changed(key: str, before: Mapping, now: Mapping) -> bool:
+    flag = f"--config.{key}"
+    return before.get(flag, UNSET) != now[flag]
+
+
+def differences(before: Mapping, now: Mapping) -> list[str]:
+    """Lines "flag: before -> now" for those by which the recipe would be another."""
+    return [
+        f"{flag}: {before.get(flag, UNSET)} -> {now.get(flag, UNSET)}"
+        for flag in sorted(before.keys() | now.keys())
+        if before.get(flag, UNSET) != now.get(flag, UNSET)
+        and not configs.may_change(flag.removeprefix("--config."))
+    ]
 
 
 def find(wish: Wish) -> Found:
@@ -206,19 +247,25 @@ def make(wish: Wish, found: Found) -> Recipe:
     show(rows, title(data))
 
     sizes = dataclasses.replace(sizes, batch=config.data.batch_size)
-    if wish.gives("total_steps") or wish.gives("total_epochs"):
+    if "total_steps" in wish.given or "total_epochs" in wish.given:
         sizes = dataclasses.replace(sizes, given=plan_steps(config, sizes.train))
     fields = pretrained.pooled_as(found.weights, config.model.pool)
     measured = measurements(wish, choices, sizes, device, fields)
-    lrs = (config.optim.lr,) if wish.gives("optim.lr") else wish.lrs
+    lrs = (config.optim.lr,) if "optim.lr" in wish.given else wish.lrs
     plan, seconds = choose.choose_plan(choose.plans(device, lrs), sizes, measured)
     decided = choose.training(plan, sizes)
     cost = measured(plan.head_only)
     config = wish.config([*choices, *decided], accum_steps=cost.accum_steps)
+    if config.accum_steps < cost.accum_steps:
+        log.warning(
+            "accum_steps=%d does not fit into the memory: it is %d",
+            *(config.accum_steps, cost.accum_steps),
+        )
+        config = measure.with_microbatches(config, cost.accum_steps)
     costs = [wish.row(choice, config) for choice in decided]
     costs += [memory_row(cost, device, config), time_row(seconds, cost, sizes)]
     show(costs, f"on {device.count} x {device.kind}")
-    return Recipe(config, sizes.steps(plan.epochs), plan.lrs, rows + costs)
+    return Recipe(config, sizes.steps(plan.epochs), plan.lrs, rows + costs, wish.flags())
 
 
 def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool], measure.Measured]:

@@ -50,13 +50,18 @@ def results(final: Mapping[str, float]) -> list[tuple[str, str]]:
     for key, value in final.items():
         name, metric = key.split("/", 2)[1:] if key.startswith("eval/") else ("", "")
         if metric == "top1":
-            count = int(final[f"eval/{name}/count"])
-            low, high = held_out.interval(value, max(count, 1))
-            text = f"top1 {value:.2%} ({low:.1%} to {high:.1%}, {count:,} images)"
-            rows.append((name, text))
+            rows.append((name, accuracy(value, final.get(f"eval/{name}/count"))))
         elif metric not in ("", "loss", "count"):
             rows.append((name, f"{metric} {value:.4g}"))
     return rows
+
+
+def accuracy(top1: float, count: float | None) -> str:
+    """An accuracy, with its interval if the number of images is known."""
+    if count is None:  # an evaluation of the user's own need not say it
+        return f"top1 {top1:.2%}"
+    low, high = held_out.interval(top1, max(int(count), 1))
+    return f"top1 {top1:.2%} ({low:.1%} to {high:.1%}, {int(count):,} images)"
 
 
 def to_json(outcome: Outcome) -> dict:
