@@ -58,6 +58,8 @@ BAD_ARGUMENTS = {
     "--lr=0.1": "argument --lr is unknown on the command line: write --config.optim.lr=VALUE",
     "--batch-size=8": "write --config.data.batch_size=VALUE",
     "--pretrained=x": "write --init_from=VALUE",
+    "--model=x": "write --config.model.variant=VALUE",
+    "--config.model=x": "did you mean model.variant",
     "--foo": "argument --foo is unknown on the command line: write --config.KEY=VALUE",
     "--config.data.batch_size=1.5": "data.batch_size=1.5",
     "--config.model.scan=maybe": "model.scan=maybe",

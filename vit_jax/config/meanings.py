@@ -41,7 +41,7 @@ NAMES = {
     "checkpoint.every": "save_steps ckpt_steps checkpoint_every save_freq checkpoint_steps",
     "evals.NAME.every": "eval_steps eval_every log_eval_steps eval_freq",
     "evals.NAME.data.batch_size": "eval_batch_size per_device_eval_batch_size",
-    "model.variant": "model.name model_name arch architecture patch_size model_type",
+    "model.variant": "model model.name model_name arch architecture patch_size model_type",
     "model.width": "hidden_size embed_dim hidden_dim dim",
     "model.depth": "num_layers num_hidden_layers layers n_layers",
     "model.mlp_dim": "intermediate_size mlp_ratio",

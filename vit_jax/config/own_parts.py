@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import pathlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -73,6 +74,9 @@ def line_of(error: BaseException, file: str | None) -> str:
     inside = [frame for frame in frames if frame[0] == file] or frames
     path, line = inside[-1]
     text = one_line(getattr(error, "msg", None) or error)
+    if os.path.basename(frames[-1][0]) == "config_dict.py":  # its text is the quoted name of a key
+        key = re.search(r"\w+", text)[0]
+        text = f"the config has no {key}"
     if len(text) > LONGEST:
         text = f"{text[:LONGEST].rsplit(' ', 1)[0]} ..."
     return f"{os.path.basename(path or '?')}:{line}: {type(error).__name__}: {text}"

@@ -28,7 +28,8 @@ def add_arguments(parser, part: str) -> None:
 
 def work(args) -> None:
     if args.dry_run:
-        return summary.show(Experiment.declared(args.config))
+        with cli.logging_to(None):
+            return summary.show(Experiment.declared(args.config))
     if not args.workdir:
         raise UserError("--workdir is missing: say where the run writes, such as --workdir=DIR")
     with goodput.stopwatch.spending("waiting"):
