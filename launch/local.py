@@ -74,22 +74,24 @@ def start(
 
 
 @contextlib.contextmanager
-def forwarding_signals(jobs: list[subprocess.Popen]):
-    """Forwards SIGTERM, Ctrl-C and SIGHUP to every process; a second signal kills them."""
+def receiving_signals():
+    """A list that SIGTERM, Ctrl-C and SIGHUP are added to when they come."""
     received = []
-
-    def forward(number, frame):
-        received.append(number)
-        for job in jobs:
-            if job.poll() is None:
-                job.send_signal(number if len(received) == 1 else signal.SIGKILL)
-
-    with errors.handling(errors.SIGNALS, forward):
-        yield
+    with errors.handling(errors.SIGNALS, lambda number, frame: received.append(number)):
+        yield received
 
 
-def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:
+def forward(number: int, jobs: list[subprocess.Popen]) -> None:
+    for job in jobs:
+        if job.poll() is None:
+            job.send_signal(number)
+
+
+def wait(jobs: list[subprocess.Popen], received: list[int]) -> tuple[int, int]:
     """Waits until all have ended; kills the others `GRACE_S` after one failed.
+
+    Signals in `received`, also those from before all were started, are forwarded: the first one as
+    it is, a second one kills.
 
     Returns:
       (index, exit code) of the first process that failed, else of one that was preempted, else of
@@ -97,7 +99,11 @@ def wait(jobs: list[subprocess.Popen]) -> tuple[int, int]:
     """
     failed = None
     deadline = float("inf")
+    forwarded = 0
     while None in [job.poll() for job in jobs]:
+        if forwarded < len(received):
+            forward(signal.SIGKILL if forwarded else received[0], jobs)
+            forwarded += 1
         if failed is None:
             failed = first_failed(jobs)
             if failed is not None:
@@ -131,10 +137,10 @@ def run(command: list[str], count: int, devices: int, logs: pathlib.Path | None)
         print(f"launch.local: {count} processes write to {logs}/process_I.txt", file=sys.stderr)
     port = free_port()
     jobs = []
-    with forwarding_signals(jobs):
+    with receiving_signals() as received:
         for i in range(count):
             jobs.append(start(command, i, environment(i, count, port, devices), logs))
-        index, code = wait(jobs)
+        index, code = wait(jobs, received)
     if code == Preempted.exit_code:
         print(
             f"launch.local: stopped and saved (exit code {code}); the same command continues",
