@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 from conftest import TINY
-from PIL import Image
+from PIL import Image, ImageOps
 from processes_at_hand import expect
 
 from vit_jax import config as configs
@@ -265,7 +265,8 @@ def damaged_images(rng: random.Random, folder: pathlib.Path, count: int) -> dict
         )
         if path in after and usable:
             with Image.open(path) as image:
-                expected = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
+                turned = ImageOps.exif_transpose(image)
+                expected = turned.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
             expected = np.asarray(expected, np.float32)
             off = np.abs(np.asarray(after[path], np.float32) - expected).mean()
             expect(

@@ -22,7 +22,8 @@ from processes_at_hand import error_lines, expect
 from vit_jax import cli, errors, goodput, predict
 from vit_jax.cli import spool
 from vit_jax.cli.log import Formatter
-from vit_jax.data import check as data_check
+from vit_jax.data.check import findings, of_config
+from vit_jax.data.check import show as show_check
 from vit_jax.data.sources import csv_file, folder, tars
 from vit_jax.errors import UserError
 from vit_jax.plan import report as plan_report
@@ -82,7 +83,12 @@ def by_log(name: str) -> None:
 
 def by_check(name: str) -> None:
     report = dict(use="train", name=name, split="train", ready=True, where=name, splits={name: 1})
-    data_check.print_reports([report])
+    of_config.print_reports([report])
+
+
+def by_check_of_files(name: str) -> None:
+    found = findings.Finding("empty files", 1, [name])
+    show_check.report(name, dict(faults=[found], warnings=[]))
 
 
 def by_vtab(name: str) -> None:
@@ -105,6 +111,7 @@ OUTPUTS = (
     by_arguments,
     by_log,
     by_check,
+    by_check_of_files,
     by_vtab,
     by_plan,
     lambda name: predict.show(classes_predicted(name)),
