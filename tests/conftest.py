@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import numpy as np
 import pytest
 
+# A job in the background of a shell ignores it, and so would the commands that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.set_threshold(100_000, 50, 100)  # tracing makes many objects, and the search for garbage slow
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -205,7 +205,7 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)]
     words = [sys.executable if word == "python" else word for word in words]
     done = subprocess.run(
-        [*words, "--config.total_steps=60"],
+        [*words, "--config.total_steps=10"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
