@@ -300,7 +300,8 @@ def fit(
 ) -> dict[str, float]:
     """Trains what a config says, or continues the run in `workdir`, like the command `train`.
 
-        metrics = vit_jax.fit("configs/demo.py", "demo_run", {"total_steps": 20})
+        short = {"total_steps": 20, "optim.warmup_steps": 2}
+        metrics = vit_jax.fit("configs/demo.py", "demo_run", short)
 
     It takes over no signals: an interrupted cell leaves a workdir that the same call continues from
     its last checkpoint.

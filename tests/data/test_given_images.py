@@ -119,7 +119,7 @@ WRONG = [
     ([], "the list of images is empty"),
     (np.zeros((0, 20, 20, 3), np.uint8), "the list of images is empty"),
     (RGB.transpose(2, 0, 1), r"images\[0\] has shape \(3, 20, 20\), .* channels come first"),
-    ([RGB, GREY], r"images\[1\] has shape \(20, 20\), .* three channels"),
+    ([RGB, GREY], r"images\[1\] has shape \(20, 20\), .* grey: add channels, np.stack"),
     (RGB[..., :1], "it is grey"),
     (np.zeros((1, 20, 20, 4), np.uint8), "alpha channel"),
     (RGB[:0], "give one with pixels"),

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import logging
 import pathlib
 import signal
 
@@ -43,12 +44,15 @@ def done(tmp_path_factory):
 def test_fit_is_the_command_train(done, tmp_path):
     config, workdir = done
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    log = logging.getLogger("vit_jax")
+    handlers = log.handlers[:]
     metrics = vit_jax.fit(config, tmp_path / "run")
     assert same_bits(final_params(tmp_path / "run"), final_params(workdir))
     assert metrics["step"] == 12 and metrics["train/lr"] == metric_lines(workdir)[-1]["train/lr"]
     for key in ("train/loss", "eval/val/top1"):
         assert metrics[key] == metric_lines(workdir)[-1][key]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert log.handlers == handlers
     again = vit_jax.fit(config, tmp_path / "run")  # it is done already
     assert again == metrics
 

@@ -27,7 +27,7 @@ from vit_jax import config as configs
 from vit_jax import errors
 from vit_jax.cli import objects, quiet
 from vit_jax.cli.log import logging_to as logging_to  # cli.logging_to is what commands call
-from vit_jax.cli.log import silent
+from vit_jax.cli.log import restored, silent
 from vit_jax.errors import NegativeResult, Preempted, Unavailable, UserError, one_line, printable
 
 WEIGHTS = "file, folder, workdir or address, or a name such as augreg/B_16-384 or hf:ORG/NAME"
@@ -155,7 +155,7 @@ def raising_user_errors(recovery: str) -> Iterator[None]:
     objects.limit_retries()
     try:
         check_encoding()
-        with silent(*TALKATIVE):
+        with restored(), silent(*TALKATIVE):
             yield
     except Exception as error:
         line, code = ending_of(error, recovery) or ("", 0)

@@ -93,6 +93,21 @@ def logging_to(workdir: epath.Path | None, every_s: float = spool.EVERY_S):
 
 
 @contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Leaves the project's log as it was before, for callers in Python."""
+    root = logging.getLogger("vit_jax")
+    handlers = root.handlers[:]
+    level = root.level
+    propagates = root.propagate
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        root.propagate = propagates
+
+
+@contextlib.contextmanager
 def silent(*libraries: str) -> Iterator[None]:
     """Drops what these libraries log, but for what is critical."""
     loggers = [logging.getLogger(name) for name in libraries]

@@ -156,6 +156,8 @@ def shape_problem(shape: tuple[int, ...]) -> str:
         return "the channels come first: move them, np.moveaxis(image, -3, -1)"
     if len(shape) == 4 and shape[-1] == 1:
         return "it is grey: repeat the channel, np.repeat(image, 3, axis=-1)"
+    if len(shape) in (2, 3) and shape[-1] not in (1, 3, 4):
+        return "it is grey: add channels, np.stack([image] * 3, axis=-1)"
     if len(shape) == 4 and shape[-1] == 4:
         return "leave out the alpha channel, image[..., :3]"
     if len(shape) != 4 or shape[-1] != 3:
