@@ -109,9 +109,10 @@ def run_trials(
     flat = configs.flatten(configs.to_json(make_config(lrs[0])))
     about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
     tried = load_trials(path, about)
-    for lr in lrs:
+    for number, lr in enumerate(lrs, 1):
         if f"{lr:g}" in tried:
             continue
+        log.info("trial run %d of %d: learning rate %g", number, len(lrs), lr)
         tried[f"{lr:g}"] = run_trial(make_config(lr), folder / f"lr_{lr:g}", metric)
         if jax.process_index() == 0:
             text = json.dumps(dict(about=about, tried=tried), indent=1)
@@ -227,11 +228,15 @@ def work_on_folder(args) -> None:
 
             tried = run_trials(make_trial, folder, recipe.lrs, metric)
             lr = best(tried, metric)
+        log.info("final run: learning rate %g", lr)
         run_final(config, folder / "final", lr)
         final = report.delivered(folder / "final")
     what = "all but the held-out images"
     end(args, folder, report.Outcome(tried, metric, lr, final, what))
     if jax.process_index() == 0:
+        compared = report.against_guessing(final, recipe.largest)
+        if compared:
+            print(printable(f"Compare:   {compared}"))
         command = f"vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"
         print(printable(f"Next:      {command}"))
 

@@ -176,6 +176,7 @@ def work(args) -> None:
         result = predict(weights, args.images, args.top_k, args.image_size)
     if args.out:
         write(args.out, result)
+        log.info("%d images: the results are in %s", len(result["path"]), args.out)
     else:
         show(result)
     if result["unreadable"]:

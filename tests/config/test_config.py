@@ -55,6 +55,9 @@ BAD_ARGUMENTS = {
     "--config.model.name=x": "did you mean model.variant",
     "--config.optim.name=adamw": "here it is adam, whose optim.wd is decoupled, as in AdamW",
     "--config.model.pool=avg": "here it is gap",
+    "--init_form=B_16.npz": "argument --init_form is unknown on the command line: write "
+    "--init_from=VALUE",
+    "--work-dir=out": "write --workdir=VALUE",
     "--lr=0.1": "argument --lr is unknown on the command line: write --config.optim.lr=VALUE",
     "--batch-size=8": "write --config.data.batch_size=VALUE",
     "--pretrained=x": "write --init_from=VALUE",

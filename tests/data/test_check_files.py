@@ -17,6 +17,9 @@ from vit_jax.data import __main__ as command
 from vit_jax.data.check import contact_sheet, duplicates, examine, fonts, of_files, show
 
 
+ONE_CLASS = "classes with images, but a classifier needs two or more"
+
+
 def check(path, tmp_path, *arguments) -> tuple[int, dict]:
     out = tmp_path / "check.json"
     words = ["check", str(path), f"--json={out}", f"--out={tmp_path}/sheets", *arguments]
@@ -164,6 +167,7 @@ def test_copies_of_other_size_quality_and_rotation_are_near(tmp_path, pictures):
     code, report = check(root, tmp_path)
     assert code == 0
     assert found(report, "warnings") == {
+        ONE_CLASS: 1,
         "pairs of images that look the same in train and val": 2,
         "pairs of images that look the same in val": 1,
     }
@@ -215,6 +219,13 @@ def test_tars_and_csv_files_are_checked_too(tmp_path, pictures):
     (tmp_path / "list.csv").write_text("path,labels\n0.png,a;b\n")
     code, report = check(tmp_path / "list.csv", tmp_path)
     assert code == 0 and report["classes"] == dict(a=dict(train=1), b=dict(train=1))
+
+
+def test_one_class_is_a_warning(tmp_path, pictures):
+    fill(tmp_path / "photos/owl", pictures)
+    code, report = check(tmp_path / "photos", tmp_path)
+    (warning,) = report["warnings"]
+    assert code == 0 and warning == dict(kind=ONE_CLASS, count=1, examples=["owl"])
 
 
 def test_a_folder_without_classes_is_examined_all_the_same(tmp_path, pictures):
@@ -282,12 +293,12 @@ def test_paths_mean_what_they_end_in(tmp_path):
 
 def test_patterns_of_tars_and_braces_in_folders_of_csv_files(tmp_path, pictures):
     for i in range(2):
-        files = {f"owl/{i}.png": nasty.encoded(next(pictures), "PNG")}
+        files = {f"{('owl', 'jay')[i]}/{i}.png": nasty.encoded(next(pictures), "PNG")}
         make_tar(tmp_path / f"train-00{i}.tar", files)
     for pattern in ("train-{000..001}.tar", "train-*.tar"):
         code, report = check(f"tars:{tmp_path}/{pattern}", tmp_path)
         assert code == 0 and report["files"]["images"] == 2 and not report["warnings"]
-    nasty.write({"0.png": files["owl/1.png"]}, tmp_path / "a{b")
+    nasty.write({"0.png": files["jay/1.png"]}, tmp_path / "a{b")
     (tmp_path / "a{b/list.csv").write_text("path,label\n0.png,a\n")
     assert check(tmp_path / "a{b/list.csv", tmp_path)[0] == 0
 

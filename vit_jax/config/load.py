@@ -31,6 +31,7 @@ from vit_jax.config.rules import check_whole
 from vit_jax.errors import UserError
 
 PACKAGE = pathlib.Path(__file__).parent.parent
+FLAGS = ("init_from", "workdir")  # of commands that start or continue a run
 COMMAND_LINE = "on the command line"
 
 
@@ -150,7 +151,8 @@ def check_flag(argument: str) -> None:
     flag = re.match(r"--?([A-Za-z][\w-]*)", argument)
     if not flag:
         return
-    meant = meanings.key_meant(flag[1], KEYS) or "KEY"
+    near = difflib.get_close_matches(flag[1].replace("-", "_"), FLAGS, n=1, cutoff=0.8)
+    meant = f"--{near[0]}" if near else meanings.key_meant(flag[1], KEYS) or "KEY"
     written = meant if meant.startswith("--") else f"--config.{meant}"
     raise UserError(
         f"argument {argument.partition('=')[0]} is unknown {COMMAND_LINE}: write {written}=VALUE"

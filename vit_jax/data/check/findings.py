@@ -1,6 +1,7 @@
 """What is wrong with the images of a data set: faults stop or spoil training, warnings may not."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -79,6 +80,14 @@ def of_images(data: Described) -> tuple[list[Finding], list[Finding]]:
         kind = f"images smaller than the usual {USUAL_SIZE} pixels"
         warnings.append(Finding(kind, len(small), data.names(small.tolist())))
     return faults, warnings
+
+
+def of_classes(classes: Mapping[str, Mapping[str, int]]) -> list[Finding]:
+    """Warnings of classes as a whole; `classes`: class -> split -> number of images."""
+    used = [name for name, counts in classes.items() if any(counts.values())]
+    if len(used) != 1:
+        return []
+    return [Finding("classes with images, but a classifier needs two or more", 1, used)]
 
 
 class Findings(dict[str, Finding]):

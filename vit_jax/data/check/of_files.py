@@ -182,8 +182,9 @@ def examined(opened: Opened, name: str, out: str) -> dict:
     equal_faults, equal_warnings = findings.of_equal_images(data)
     similar = findings.of_similar_images(data)
     report = contents(data, parts)
+    of_classes = findings.of_classes(report["classes"])
     report["faults"] = [*opened.faults, *faults, *equal_faults]
-    report["warnings"] = [*opened.warnings, *warnings, *equal_warnings, *similar]
+    report["warnings"] = [*opened.warnings, *of_classes, *warnings, *equal_warnings, *similar]
     if len(numbers):
         report["sheet"] = draw(data, name, out)
     return report

@@ -42,6 +42,14 @@ class Data:
         """Images of each class."""
         return self.count(self.labels)
 
+    @property
+    def largest(self) -> tuple[str, float]:
+        """(class with the most images, its share of them); "" if an image may have several."""
+        if self.many_labels:
+            return "", 0.0
+        number = int(self.counts.argmax())
+        return self.class_names[number], float(self.counts[number] / self.counts.sum())
+
     def count(self, labels: np.ndarray) -> np.ndarray:
         """How often each class occurs; -1 is an image without any."""
         return np.bincount(labels[labels >= 0], minlength=self.num_classes)

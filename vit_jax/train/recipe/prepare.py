@@ -40,6 +40,7 @@ class Recipe:
     lrs: tuple[float, ...]
     rows: list[list[str]]  # what was chosen, and why
     flags: Mapping[str, object]  # of the user, by name
+    largest: tuple[str, float] = ("", 0.0)  # class with the most images, and its share; "": none
 
 
 def default_workdir(text: str) -> str:
@@ -163,6 +164,7 @@ def save(folder: epath.Path, recipe: Recipe) -> None:
         lrs=recipe.lrs,
         rows=recipe.rows,
         flags=recipe.flags,
+        largest=recipe.largest,
         versions=versions.versions(),
     )
     cli.replace_file(folder / NAME, json.dumps(record, indent=2) + "\n")
@@ -179,7 +181,8 @@ def load(folder: epath.Path, wish: Wish) -> Recipe | None:
         record = json.loads(regular.read_text(path))
         saved = dict(configs.flatten(record["config"]))
         flags = dict(record["flags"])
-        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"], flags)
+        largest = tuple(record["largest"])
+        recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"], flags, largest)
         before = (saved["data.name"], saved["init_from"])
     except FileNotFoundError:
         return None
@@ -265,7 +268,8 @@ def make(wish: Wish, found: Found) -> Recipe:
     costs = [wish.row(choice, config) for choice in decided]
     costs += [memory_row(cost, device, config), time_row(seconds, cost, sizes)]
     show(costs, f"on {device.count} x {device.kind}")
-    return Recipe(config, sizes.steps(plan.epochs), plan.lrs, rows + costs, wish.flags())
+    steps = sizes.steps(plan.epochs)
+    return Recipe(config, steps, plan.lrs, rows + costs, wish.flags(), data.largest)
 
 
 def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool], measure.Measured]:

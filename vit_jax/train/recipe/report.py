@@ -10,6 +10,9 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli.terminal import Console
 from vit_jax.train import metrics
 from vit_jax.train.recipe import held_out
+from vit_jax.train.recipe.trials import HELD_OUT, KEY
+
+COUNT = f"eval/{HELD_OUT}/count"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,27 @@ def accuracy(top1: float, count: float | None) -> str:
         return f"top1 {top1:.2%}"
     low, high = held_out.interval(top1, max(int(count), 1))
     return f"top1 {top1:.2%} ({low:.1%} to {high:.1%}, {int(count):,} images)"
+
+
+def against_guessing(final: Mapping[str, float], largest: tuple[str, float]) -> str:
+    """How the accuracy on the held-out part compares with that of one answer for all; "" if there
+    is none to compare.
+
+    Args:
+      largest: (class with the most images, its share of them).
+    """
+    top1 = final.get(KEY)
+    name, share = largest
+    if top1 is None or not name:
+        return ""
+    line = f"always answering {name} would be right for {share:.1%} of the images"
+    low, _ = held_out.interval(top1, max(int(final.get(COUNT, 1)), 1))
+    if low > share:
+        return line
+    return (
+        f"{line}, and the model is not clearly better: start from pretrained weights, give more "
+        "images, or train longer"
+    )
 
 
 def to_json(outcome: Outcome) -> dict:
