@@ -16,7 +16,6 @@ from vit_jax.cli.terminal import Console
 from vit_jax.data import __main__ as command
 from vit_jax.data.check import contact_sheet, duplicates, examine, fonts, of_files, show
 
-
 ONE_CLASS = "classes with images, but a classifier needs two or more"
 
 
