@@ -78,9 +78,7 @@ def measure(config, args, product: float) -> list[dict]:
             experiment.train_step.lower, experiment.abstract_state, experiment.abstract_batch
         )
         compiled, compiling = timed(lowered.compile)
-        state = states.fresh_state(
-            config, experiment.model, experiment.tx, experiment.abstract_state
-        )
+        state = states.fresh_state(experiment)
         batch = random_batch(experiment.abstract_batch, experiment.model.num_classes)
 
         def update():
@@ -92,11 +90,12 @@ def measure(config, args, product: float) -> list[dict]:
 
         @jax.jit
         def infer(params, image):
+            params = experiment.objective.of_model(params)
             return experiment.model.apply({"params": params}, experiment.model.normalize(image))
 
         call = lambda: infer(state.params, batch["image"])  # noqa: E731
         inference = seconds_per_call(call, args.steps, args.runs)
-    flops = 3 * size * experiment.model.flops / experiment.num_chips
+    flops = size * experiment.objective.train_flops / experiment.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
+from vit_jax.config import objectives
 from vit_jax.config.key import LARGEST, FreeKey, Key, together
 
 key = Key  # in lower case, as it is written for every key below
@@ -64,14 +65,17 @@ RUN = dict(
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
                    "'': none"),
     accum_steps=key(1, "microbatches per update", within=COUNT, resume=True),
+    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False),
     loss=key("softmax_xent", "classification loss", {
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",
         "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"},
-        own=("logits", "label")),
-    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off"),
-    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
-    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
+        own=("logits", "label"), only_if=objectives.LABELLED),
+    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off", only_if=objectives.LABELLED),
+    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them",
+               only_if=objectives.LABELLED),
+    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP,
+                        only_if=objectives.LABELLED),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
@@ -320,7 +324,7 @@ VTAB = dict(
 # Every key below `config.user`.
 USER = FreeKey(None, "for parts of the user's own")
 
-ALWAYS = RUN | dict(
+ALWAYS = RUN | objectives.GROUPS | dict(
     model=MODEL,
     data=DATA,
     optim=OPTIM,

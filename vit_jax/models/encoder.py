@@ -51,6 +51,19 @@ def fields_of(module: nn.Module, *names: str) -> dict:
     return {name: getattr(module, name) for name in names}
 
 
+def select(x, index):
+    """Rows of each example: [batch, length, embed], int32 [batch, count] without repetition ->
+    [batch, count, embed].
+    """
+    options = dict(unique_indices=True, mode="promise_in_bounds")
+    return jax.vmap(lambda rows, i: rows.at[i].get(**options))(x, index)
+
+
+def select_patches(x, index, num_prefix: int):
+    """`select` among the patch tokens; the prefix tokens stay in front."""
+    return jnp.concatenate([x[:, :num_prefix], select(x[:, num_prefix:], index)], axis=1)
+
+
 class LayerScale(nn.Module):
     """Multiplies every channel by a learned factor (CaiT, arXiv 2103.17239): [batch, length, embed]
     -> the same.
@@ -234,11 +247,14 @@ class Encoder(nn.Module):
         return x + position.astype(x.dtype), None, None
 
     @nn.compact
-    def __call__(self, x, grid: tuple[int, int], key=None):
+    def __call__(self, x, grid: tuple[int, int], key=None, keep=None):
         """`grid`: patch tokens by (height, width), after `num_prefix` others; `key`: for dropout
-        and stochastic depth, None in evaluation.
+        and stochastic depth, None in evaluation; `keep`: int32 [batch, count], the only patch
+        tokens that are encoded, None for all.
         """
         x, posemb, position = self.add_position(x, grid)
+        if keep is not None:
+            x = select_patches(x, keep, self.num_prefix)
         if key is not None:
             key, first = jax.random.split(key)
             x = dropout(x, self.dropout, dict(key=first), 0)

@@ -154,9 +154,12 @@ class VisionTransformer(Classifier):
                 "use larger images or smaller patches"
             )
 
-    def embed(self, image):
+    def embed(self, image, change=None):
         """Tokens [batch, length, embed] without learned positions, and the grid of the patch
         tokens.
+
+        Args:
+          change: f(patch embeddings [batch, patches, embed]) -> the same, before any position.
         """
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
         if self.stem_units is not None:
@@ -165,6 +168,8 @@ class VisionTransformer(Classifier):
         x = patch_embedding(self.width, self.patch_size, "VALID", self.dtype, name="embedding")(x)
         batch, h, w, _ = x.shape
         x = x.reshape(batch, h * w, self.width)
+        if change is not None:
+            x = change(x)
         if self.posemb == "sincos2d":
             x = x + posemb.sincos2d((h, w), self.width, x.dtype)
         prefix = [
@@ -212,18 +217,29 @@ class VisionTransformer(Classifier):
             return super().logits(x)
         if not self.num_classes:
             return x.mean(axis=0).astype(jnp.float32)
-        logits = (self.head(x[0]) + self.head(x[1], "head_dist")) / 2
+        logits = sum(self.two_logits(x)) / 2
         return logits.astype(jnp.float32)
 
+    def two_logits(self, x):
+        """Those of the class token and of the distillation token: [2, batch, embed] -> twice
+        [batch, classes].
+        """
+        return self.head(x[0]), self.head(x[1], "head_dist")
+
     @nn.compact
-    def __call__(self, image, train: bool = False):
+    def __call__(self, image, train: bool = False, change=None, keep=None, apart: bool = False):
+        """
+        Args:
+          change, keep: of patch tokens that pretraining hides; see `embed` and `Encoder`.
+          apart: return the logits of both heads of a distilled model instead of their mean.
+        """
         self.check_image(image)
-        x, grid = self.embed(image)
+        x, grid = self.embed(image, change)
         key = None
         if train and (self.dropout or self.droppath):
             key = self.make_rng("dropout")
-        x = self.make_encoder()(x, grid, key)
+        x = self.make_encoder()(x, grid, key, keep)
         self.sow("intermediates", "encoded", x)
         x = self.pooled(x)
         self.sow("intermediates", "pre_logits", x.mean(axis=0) if self.distilled else x)
-        return self.logits(x)
+        return self.two_logits(x) if apart else self.logits(x)

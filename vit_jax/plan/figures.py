@@ -110,7 +110,7 @@ def speed(experiment: Experiment, step: dict[str, float]) -> dict:
     config = experiment.config
     chips = experiment.num_chips
     batch = config.data.batch_size
-    flops = 3 * experiment.model.flops
+    flops = experiment.objective.train_flops
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
     days = {end: step[end] * experiment.total_steps / 864e5 for end in ("low", "high")}
     hosts = len({device.process_index for device in experiment.mesh.devices.flat})
@@ -146,7 +146,7 @@ def estimate(experiment: Experiment, compiled: Compiled, limit_gib: float) -> di
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(experiment.abstract_state.params)),
         params_split=sharding.split_share(experiment.abstract_state.params, experiment.mesh),
-        model_flops_per_image=3 * experiment.model.flops,
+        model_flops_per_image=experiment.objective.train_flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=suggested,

@@ -25,10 +25,12 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluate import own as own_evaluations
-from vit_jax.models import create, losses, variants
+from vit_jax.models import create, variants
 from vit_jax.models.classifier import PREPARATION, Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
+from vit_jax.train.objectives.make import make_objective
+from vit_jax.train.objectives.objective import Objective
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
@@ -46,7 +48,8 @@ class Experiment:
     facts: catalog.Facts  # of the training data
     total_steps: int  # updates of the whole run
     mesh: Mesh | AbstractMesh
-    model: Classifier
+    model: Classifier  # what is evaluated and delivered
+    objective: Objective
     tx: optax.GradientTransformation
     schedule: Callable  # updates done -> learning rate
     chip: hardware.Tpu | None = None  # that the mesh is made of, if a plan needs to know it
@@ -70,8 +73,9 @@ class Experiment:
         model = make_model(config, facts.num_classes, start)
         config = completed(config, model)
         sharding.check_model(model, mesh)
-        tx, schedule = make_optimizer(config, model, total_steps)
-        experiment = cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
+        objective = make_objective(config, model)
+        tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
+        experiment = cls(config, facts, total_steps, mesh, model, objective, tx, schedule, chip)
         experiment.check_own()
         return experiment
 
@@ -93,7 +97,6 @@ class Experiment:
         are checked already.
         """
         config = self.config
-        losses.make_loss(config, self.model.num_classes)
         own_evaluations.check(config, self.model, self.facts.set_size)
         if config.data.augment:
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
@@ -109,7 +112,7 @@ class Experiment:
     @functools.cached_property
     def abstract_state(self) -> step.TrainState:
         """The state as ShapeDtypeStructs with shardings."""
-        return states.abstract_state(self.config, self.model, self.tx, self.mesh)
+        return states.abstract_state(self.config, self.objective, self.tx, self.mesh)
 
     @functools.cached_property
     def abstract_batch(self) -> dict:
@@ -122,9 +125,11 @@ class Experiment:
     @functools.cached_property
     def train_step(self) -> Callable:
         """train_step(state, batch) -> (state, metrics), jitted; the state is donated."""
-        return make_train_step(
-            self.config, self.mesh, self.model, self.tx, self.schedule, self.abstract_state
-        )
+        return make_train_step(self)
+
+    def eval_params(self, state: step.TrainState) -> dict:
+        """The parameters of the model to evaluate."""
+        return self.objective.of_model(step.eval_params(state))
 
     @property
     def meta(self) -> dict:
@@ -245,8 +250,8 @@ def completed(config, model: Classifier):
     return config.lock()
 
 
-def make_optimizer(config, model, total_steps: int):
-    """(tx, schedule) of the run."""
+def make_optimizer(config, params, total_steps: int):
+    """(tx, schedule) of the run; `params`: ShapeDtypeStructs."""
     if config.optim.warmup_steps >= total_steps:
         log.warning(
             "the %d steps of the run end inside the warm-up of %d",
@@ -258,28 +263,21 @@ def make_optimizer(config, model, total_steps: int):
             f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the "
             f"{total_steps} steps of the run: make it shorter"
         )
-    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps, config)
+    return optim.make_optimizer(config.optim, params, total_steps, config)
 
 
-def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run.
-
-    Args:
-      abstract: shapes and shardings of the state; the new state has the same shardings.
-    """
-
-    def apply_fn(params, image, key):
-        params = optim.without_gradients(params, config.optim.frozen)
-        return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
-
+def make_train_step(experiment: Experiment) -> Callable:
+    """train_step(state, batch) of the run; the new state has the shardings of the old one."""
+    config = experiment.config
+    model = experiment.model
     train_step = step.make_train_step(
-        apply_fn,
-        tx,
-        schedule,
-        loss=losses.make_loss(config, model.num_classes),
+        experiment.objective,
+        experiment.tx,
+        experiment.schedule,
         preprocess=make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
         prng=config.prng,
+        frozen=config.optim.frozen,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
         max_skipped=config.max_skipped,
@@ -287,8 +285,8 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
     return jax.jit(
         train_step,
         donate_argnums=0,
-        out_shardings=(states.shardings(abstract), None),
-        compiler_options=hardware.compiler_options(mesh),
+        out_shardings=(states.shardings(experiment.abstract_state), None),
+        compiler_options=hardware.compiler_options(experiment.mesh),
     )
 
 

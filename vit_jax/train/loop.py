@@ -120,7 +120,7 @@ def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
 
 def make_timer(experiment: Experiment) -> StepTimer:
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    flops = 3 * experiment.model.flops
+    flops = experiment.objective.train_flops
     return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
 
@@ -279,7 +279,7 @@ class Loop:
         try:
             if self.stopping.ranks(number):
                 return self.evaluate_and_rank(number, state, self.request.each_patiently), False
-            params = step.eval_params(state)
+            params = self.experiment.eval_params(state)
             is_due = functools.partial(self.is_evaluated, number)
             return self.run_evaluations(params, is_due, self.request.until_due), False
         except Interrupted:
@@ -299,7 +299,8 @@ class Loop:
         entries = self.experiment.config.evals
         due_now = [name for name in entries if self.is_evaluated(number, name)]
         now = [name for name in due_now if entries[name].every or self.stopping.ranks_by(name)]
-        scalars = self.run_evaluations(step.eval_params(state), now.__contains__, until)
+        params = self.experiment.eval_params(state)
+        scalars = self.run_evaluations(params, now.__contains__, until)
         scalars |= self.stopping.add(number, scalars)
         if self.stopping.over or number == self.total_steps:
             params = self.stopping.best_params(number, state)
@@ -316,7 +317,8 @@ class Loop:
             return due(number, config.evals[name].every, self.total_steps)
 
         try:
-            return self.run_evaluations(step.eval_params(state), is_due, waits.each_soon)
+            params = self.experiment.eval_params(state)
+            return self.run_evaluations(params, is_due, waits.each_soon)
         except Interrupted:
             log.warning("step %d is not evaluated: no data came", number)
             return {}

@@ -21,25 +21,15 @@ from vit_jax.weights import load as pretrained
 log = logging.getLogger(__name__)
 
 
-def init_params(model, seed):
-    """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no
-    number.
-    """
-    params = model.with_scan(False).init(
-        jax.random.key(seed), jnp.zeros((1, *model.image_size, 3))
-    )["params"]
-    return scan_layout.relayout(params, model.scan, jnp.stack)
-
-
-def init_state(config, model, tx) -> step.TrainState:
+def init_state(config, objective, tx) -> step.TrainState:
     """A fresh state; traceable."""
-    return step.create_state(init_params(model, config.seed), tx, config.optim.ema_decay)
+    return step.create_state(objective.init(config.seed), tx, config.optim.ema_decay)
 
 
-def abstract_state(config, model, tx, mesh) -> step.TrainState:
+def abstract_state(config, objective, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
     create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
-    shapes = jax.eval_shape(create, adapt.abstract_params(model))
+    shapes = jax.eval_shape(create, objective.abstract_params())
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place
@@ -65,13 +55,22 @@ def shardings(abstract):
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
 
-def fresh_state(config, model, tx, abstract) -> step.TrainState:
-    """A fresh state, where `abstract` says."""
-    return jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
+def fresh_state(experiment) -> step.TrainState:
+    """A fresh state, placed on the mesh."""
+
+    def init():
+        return init_state(experiment.config, experiment.objective, experiment.tx)
+
+    return jax.jit(init, out_shardings=shardings(experiment.abstract_state))()
 
 
 def as_dict(state: step.TrainState) -> dict:
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    """What a checkpoint holds."""
+    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    del values["teacher"]
+    if not values["running"]:  # as in all checkpoints of objectives without it
+        del values["running"]
+    return values
 
 
 @jax.jit
@@ -92,8 +91,8 @@ def to_this_layout(state: dict, model, abstract) -> step.TrainState:
 def saved_layout(experiment, meta: dict) -> dict:
     """The state of an experiment as the checkpoint with these facts has it: its layer layout."""
     model = experiment.model.with_scan(meta["model"].get("scan", False))
-    abstract = abstract_state(experiment.config, model, experiment.tx, experiment.mesh)
-    return as_dict(abstract)
+    objective = dataclasses.replace(experiment.objective, model=model)
+    return as_dict(abstract_state(experiment.config, objective, experiment.tx, experiment.mesh))
 
 
 def check_branch(experiment, meta: dict) -> None:
@@ -170,17 +169,25 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
     return meta["step"], state
 
 
-def pretrained_state(config, weights, model, tx, abstract) -> step.TrainState:
+def pretrained_state(experiment, weights) -> step.TrainState:
     """A state that starts from loaded weights, with a new head."""
+    config = experiment.config
+    model = experiment.model
+    objective = experiment.objective
     adapt.check_same_function(weights, model)
     params = adapt.adapt(weights, model, True, config.init_allow)
     params = scan_layout.relayout(params, model.scan, jnp.stack)
+    abstract = experiment.abstract_state
 
     def put(value, goal):
         return jax.device_put(value.astype(goal.dtype), goal.sharding)
 
-    params = jax.tree.map(put, params, abstract.params)
-    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
+    params = jax.tree.map(put, params, objective.of_model(abstract.params))
+
+    def create(params):
+        fresh = {name: objective.init(config.seed)[name] for name in objective.extra}
+        return step.create_state(params | fresh, experiment.tx, config.optim.ema_decay)
+
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 
 
@@ -202,5 +209,5 @@ def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.Train
         return branched_state(experiment)
     if config.init_from:
         weights = weights or read_weights(config)
-        return 0, pretrained_state(config, weights, model, experiment.tx, abstract)
-    return 0, fresh_state(config, model, experiment.tx, abstract)
+        return 0, pretrained_state(experiment, weights)
+    return 0, fresh_state(experiment)

@@ -34,9 +34,10 @@ def model_line(experiment, params) -> str:
 
 def flops_line(experiment) -> str:
     forward = experiment.model.flops
-    run = 3 * forward * experiment.config.data.batch_size * experiment.total_steps
+    training = experiment.objective.train_flops
+    run = training * experiment.config.data.batch_size * experiment.total_steps
     return (
-        f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; "
+        f"FLOPs       {forward / 1e9:.2f} G forward, {training / 1e9:.2f} G training per image; "
         f"{run:.3g} in all"
     )
 

@@ -1,0 +1,46 @@
+"""The keys of each objective, which exist only if `config.objective` chooses it."""
+
+from vit_jax.config.key import LARGEST, Key, together
+
+key = Key
+SHARE = (1e-3, 1.0 - 1e-3)
+WIDTH = (4, 2**20)
+
+# fmt: off
+KINDS = {
+    "classify": "the label, by `loss`",
+    "distill": "the label and a teacher's answer (DeiT, arXiv 2012.12877)",
+    "masked_patches": "what corrupted patches show (arXiv 2010.11929 section 4.6)",
+    "mae": "the pixels of hidden patches (arXiv 2111.06377)",
+}
+LABELLED = {"objective": ("classify", "distill")}  # of keys that change labels or their loss
+
+MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
+    ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),
+    target=key("mean_color", "what is predicted of a patch", {
+        "mean_color": "its mean colour, one of 512",
+        "colors_4x4": "the same of its 4 x 4 parts",
+        "pixels": "all of it, by the mean squared error"}, state=True),
+))
+
+MAE = together(only_if={"objective": ("mae",)}, vtab=False, keys=dict(
+    mask_ratio=key(0.75, "share of the patches that are hidden", within=SHARE),
+    norm_pixels=key(True, "predict pixels normalised by the mean and variance of their patch"),
+    decoder_width=key(512, "embedding width of the decoder", within=WIDTH, state=True),
+    decoder_depth=key(8, "its blocks", within=(1, 4096), state=True),
+    decoder_heads=key(16, "its attention heads", within=(1, LARGEST), state=True),
+))
+
+DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
+    teacher=key("", "weights of the teacher: anything that init_from takes"),
+    kind=key("hard", "what the teacher says", {
+        "hard": "its likeliest class", "soft": "its probabilities at `temperature`"}),
+    weight=key(0.5, "of the teacher's part of the loss; the label has the rest",
+               within=(0.0, 1.0)),
+    temperature=key(3.0, "of both softmaxes", within=(1e-3, 1e3)),
+    every=key(1, "steps from one answer of the teacher to the next; the others learn from labels",
+              within=(1, LARGEST)),
+))
+# fmt: on
+
+GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL)

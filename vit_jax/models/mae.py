@@ -1,0 +1,197 @@
+"""The masked autoencoder (arXiv 2111.06377): a ViT of the visible patches, and a decoder of all.
+
+Parameters are those of the ViT, and below `decoder` those of the decoder.
+"""
+
+import dataclasses
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models import posemb
+from vit_jax.models.encoder import Encoder, fields_of, select
+from vit_jax.models.ops.dense import dense, xavier
+from vit_jax.models.vit import VisionTransformer
+
+DECODER = "decoder"  # the parameters beside those of the ViT
+
+
+class Decoder(nn.Module):
+    """Encoded visible tokens [batch, prefix + kept, embed] -> pixels of every patch [batch,
+    patches, h * w * 3].
+
+    Its layers are never stacked.
+    """
+
+    grid: tuple[int, int]  # patches by (height, width)
+    outputs: int  # numbers per patch
+    width: int = 512
+    depth: int = 8
+    num_heads: int = 16
+    mlp_dim: int = 2048
+    num_prefix: int = 1
+    gelu: str = "erf"
+    ln_eps: float = 1e-6
+    dtype: jnp.dtype = jnp.float32
+    softmax_dtype: jnp.dtype = jnp.float32
+    attention: str = "auto"
+    remat: str = "none"
+    remat_names: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Forward FLOPs of one image without the first layer, whose input the mask decides."""
+        d, m, patches = self.width, self.mlp_dim, math.prod(self.grid)
+        length = patches + self.num_prefix
+        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
+        return self.depth * layer + 2 * patches * d * self.outputs
+
+    @nn.compact
+    def __call__(self, x, restore):
+        """`restore`: int32 [batch, patches], the position of every patch among those that are
+        kept, followed by those that are hidden.
+        """
+        x = dense(self.width, self.dtype, name="embedding", kernel_init=xavier)(x)
+        prefix = x[:, : self.num_prefix]
+        visible = x[:, self.num_prefix :]
+        mask = self.param("mask", nn.initializers.normal(0.02), (1, 1, self.width))
+        hidden = (x.shape[0], restore.shape[1] - visible.shape[1], self.width)
+        hidden = jnp.broadcast_to(mask.astype(x.dtype), hidden)
+        patches = select(jnp.concatenate([visible, hidden], axis=1), restore)
+        x = jnp.concatenate([prefix, patches], axis=1)
+        names = ("depth", "mlp_dim", "num_heads", "num_prefix", "gelu", "ln_eps", "dtype")
+        names += ("softmax_dtype", "attention", "remat", "remat_names")
+        x = Encoder(**fields_of(self, *names), posemb="learn", name="Transformer")(x, self.grid)
+        head = dense(self.outputs, self.dtype, name="head", kernel_init=xavier)
+        return head(x[:, self.num_prefix :]).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedAutoencoder:
+    """A ViT, its decoder, and what is hidden from the one and predicted by the other."""
+
+    vit: VisionTransformer
+    decoder: Decoder
+    mask_ratio: float = 0.75
+    norm_pixels: bool = True  # predict pixels normalised by the mean and variance of their patch
+
+    @classmethod
+    def build(cls, vit: VisionTransformer, fields: dict, **options) -> "MaskedAutoencoder":
+        """`fields` of the decoder, besides those that the ViT decides."""
+        shared = ("gelu", "ln_eps", "dtype", "softmax_dtype", "attention", "remat", "remat_names")
+        own = dict(grid=vit.grid, outputs=math.prod(vit.patch_size) * 3, num_prefix=vit.num_prefix)
+        model = cls(vit, Decoder(**own, **fields_of(vit, *shared), **fields), **options)
+        model.check()
+        return model
+
+    def check(self) -> None:
+        """Raises UserError if a part does not fit."""
+        vit = self.vit
+        if vit.architecture != "vit" or vit.stem_units is not None:
+            raise UserError(
+                "objective=mae hides patches from the encoder, so the model must be a plain ViT: "
+                "choose another model.variant"
+            )
+        if vit.posemb not in ("learn", "sincos2d", "none") or vit.posemb_at != "stem":
+            raise UserError(
+                f"objective=mae needs positions that are added once: use model.posemb=learn, not "
+                f"{vit.posemb} at {vit.posemb_at}"
+            )
+        if vit.pool == "map" or vit.fc_norm:
+            raise UserError(
+                "objective=mae trains neither attention pooling nor fc_norm: use model.pool=gap or "
+                "tok, and set them when you fine-tune"
+            )
+        if self.decoder.num_heads < 1 or self.decoder.width % self.decoder.num_heads:
+            raise UserError(
+                f"mae.decoder_width={self.decoder.width} is not divisible by mae.decoder_heads="
+                f"{self.decoder.num_heads}: change one of them"
+            )
+        if not 0 < self.num_kept < self.num_patches:
+            raise UserError(
+                f"mae.mask_ratio={self.mask_ratio} of {self.num_patches} patches hides "
+                f"{self.num_patches - self.num_kept} of them: some must be hidden, and some seen"
+            )
+
+    @property
+    def num_patches(self) -> int:
+        return math.prod(self.vit.grid)
+
+    @property
+    def num_kept(self) -> int:
+        """Patches that the encoder sees, rounded down as in the published code."""
+        return int(self.num_patches * (1 - self.mask_ratio))
+
+    @property
+    def encoder(self) -> VisionTransformer:
+        """The ViT, which returns its tokens."""
+        pool = "tok_unpooled" if "cls" in dict(self.vit.prefix) else "unpooled"
+        return self.vit.clone(pool=pool, num_classes=0, pre_logits=0)
+
+    @property
+    def flops(self) -> int:
+        """Forward FLOPs of one image: the encoder's blocks see only what is kept."""
+        vit = self.vit
+        d, m = vit.width, vit.mlp_dim
+        length = vit.num_prefix + self.num_kept
+        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * d
+        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
+        first = 2 * length * d * self.decoder.width
+        return patches + vit.depth * layer + first + self.decoder.flops
+
+    def init(self, key) -> dict:
+        """Fresh parameters: positions are those of `posemb.sincos2d`, zero for prefix tokens."""
+        encoder_key, decoder_key = jax.random.split(key)
+        image = jnp.zeros((1, *self.vit.image_size, 3))
+        params = self.encoder.with_scan(False).init(encoder_key, image)["params"]
+        tokens = jnp.zeros((1, self.vit.num_prefix + self.num_kept, self.vit.width))
+        restore = jnp.arange(self.num_patches)[None]
+        params[DECODER] = self.decoder.init(decoder_key, tokens, restore)["params"]
+        for part in (params, params[DECODER]):
+            embedding = part["Transformer"].get("posembed_input", {})
+            for name, rows in embedding.items():
+                embedding[name] = fixed_positions(self.vit.grid, rows.shape)
+        return params
+
+    def apply(self, params, image, keep, restore, **options):
+        """Pixels of every patch as the decoder predicts them: [batch, patches, h * w * 3].
+
+        Args:
+          image: float32 [batch, H, W, 3], normalised.
+          keep: int32 [batch, kept], the patches that the encoder sees.
+          restore: see `Decoder`.
+          options: of the ViT's `apply`, such as train=True.
+        """
+        vit = {name: value for name, value in params.items() if name != DECODER}
+        tokens = self.encoder.apply({"params": vit}, image, keep=keep, **options)
+        return self.decoder.apply({"params": params[DECODER]}, tokens, restore)
+
+    def targets(self, image):
+        """What is predicted: image [batch, H, W, 3] -> [batch, patches, h * w * 3]."""
+        patches = patchify(image, self.vit.patch_size)
+        if not self.norm_pixels:
+            return patches
+        mean = patches.mean(axis=-1, keepdims=True)
+        variance = patches.var(axis=-1, keepdims=True, ddof=1)
+        return (patches - mean) / jnp.sqrt(variance + 1e-6)
+
+
+def fixed_positions(grid: tuple[int, int], shape: tuple[int, ...]):
+    """Rows of a position embedding [1, prefix + patches, embed]."""
+    rows = posemb.sincos2d(grid, shape[-1], jnp.float32)
+    return jnp.pad(rows, ((0, 0), (shape[1] - rows.shape[1], 0), (0, 0)))
+
+
+def patchify(image, patch_size: tuple[int, int]):
+    """[batch, H, W, channels] -> [batch, patches, h * w * channels], without a border that fills
+    no patch.
+    """
+    batch, height, width, channels = image.shape
+    h, w = patch_size
+    rows, columns = height // h, width // w
+    image = image[:, : rows * h, : columns * w]
+    patches = image.reshape(batch, rows, h, columns, w, channels).transpose(0, 1, 3, 2, 4, 5)
+    return patches.reshape(batch, rows * columns, h * w * channels)

@@ -1,0 +1,61 @@
+"""What a run optimizes: the protocol of objectives, and what most of them have in common."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import create
+from vit_jax.models.classifier import Classifier
+from vit_jax.weights import scan_layout
+
+BACKWARD = 2  # times the FLOPs of the forward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Parameters, and a loss of them.
+
+    Everything is a pure function that JAX can trace. `batch` is a dict of
+      image: float32 [batch, H, W, 3], normalised;
+      label: float32 [batch, classes];
+      mask: float32 [batch], 0 for what does not count;
+      seed: int32 [batch, 2], of every random choice about an example, so that it is the same in any
+        microbatch and on any number of devices.
+    """
+
+    model: Classifier  # what is evaluated and delivered
+
+    extra = ()  # names in the parameters, at the top, of what the model does not have
+
+    def init(self, seed: int) -> dict:
+        """Fresh parameters, in the layer layout of the model."""
+        # The loop layout is initialised first, so that scan changes no number.
+        image = jnp.zeros((1, *self.model.image_size, 3))
+        params = self.model.with_scan(False).init(jax.random.key(seed), image)["params"]
+        return scan_layout.relayout(params, self.model.scan, jnp.stack)
+
+    def abstract_params(self) -> dict:
+        """The parameters as ShapeDtypeStructs."""
+        if not self.extra:
+            return create.abstract_params(self.model)
+        return jax.eval_shape(self.init, 0)
+
+    def loss(self, params, batch: dict, key, step) -> tuple[Any, dict]:
+        """The loss of each example, float32 [batch], and metrics by name, [batch] each.
+
+        Args:
+          key: of dropout, another one in each microbatch.
+          step: updates done, int32 [].
+        """
+        raise NotImplementedError
+
+    def of_model(self, params: dict) -> dict:
+        """The parameters that the model has."""
+        return {name: value for name, value in params.items() if name not in self.extra}
+
+    @property
+    def train_flops(self) -> int:
+        """FLOPs of a training step per image, without what remat computes again."""
+        return (1 + BACKWARD) * self.model.flops
