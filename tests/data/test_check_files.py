@@ -16,7 +16,7 @@ from vit_jax.cli.terminal import Console
 from vit_jax.data import __main__ as command
 from vit_jax.data.check import contact_sheet, duplicates, examine, fonts, of_files, show
 
-ONE_CLASS = "classes with images, but a classifier needs two or more"
+ONE_CLASS = "classes that have images (a classifier needs two or more)"
 
 
 def check(path, tmp_path, *arguments) -> tuple[int, dict]:
