@@ -499,7 +499,11 @@ def test_an_optimizer_may_use_the_shapes_of_parameters(folder):
     code += "        return flat, state\n"
     code += "    return optax.GradientTransformation(lambda tree: (), update)\n"
     (folder / "my_like.py").write_text(code)
-    Experiment.declared(configs.load("my_config.py", ["--config.optim.name=my_like:like"]))
+    one = Experiment.declared(configs.load("my_config.py", ["--config.optim.name=my_like:like"]))
+    params = one.abstract_state.params
+    updates, _ = jax.eval_shape(one.tx.update, params, one.abstract_state.opt_state, params)
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (updates, params)]
+    assert shapes[0] == shapes[1]
 
 
 def test_an_evaluation_may_be_for_images_with_several_labels(folder):

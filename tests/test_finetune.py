@@ -146,7 +146,8 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     out = capsys.readouterr()
     assert "39 images of 3 classes" in out.err and "measuring the step" in out.err
     assert "trial run 2 of 2: learning rate 0.03" in out.err
-    assert "always answering digit 0 would be right for 61.5% of the images" in out.out
+    assert "final run: learning rate" in out.err
+    assert "61.5% of the training images are digit 0" in out.out
     assert "--init_from='my photos-finetuned'" in out.out
     folder = tmp_path / "my photos-finetuned"
     record = json.loads((folder / "config.json").read_text())
@@ -183,12 +184,14 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
 def test_a_model_that_only_guesses_is_named():
     largest = ("cups", 0.48)
     good = {"eval/held_out/top1": 0.75, "eval/held_out/count": 100}  # 66 to 82 %
-    line = "always answering cups would be right for 48.0% of the images"
-    assert report.against_guessing(good, largest) == line
+    line = "48.0% of the training images are cups"
+    assert report.against_one_answer(good, largest) == line
     few = good | {"eval/held_out/count": 8}  # 41 to 93 %
-    assert report.against_guessing(few, largest).startswith(f"{line}, and the model is not clearly")
-    assert report.against_guessing({"eval/test/top1": 0.75}, largest) == ""
-    assert report.against_guessing(good, ("", 0.0)) == ""
+    assert report.against_one_answer(few, largest).startswith(
+        f"{line}, and the model is not clearly"
+    )
+    assert report.against_one_answer({"eval/test/top1": 0.75}, largest) == ""
+    assert report.against_one_answer(good, ("", 0.0)) == ""
 
 
 FOLDER_MISTAKES = {

@@ -138,6 +138,7 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
             f"{folder} was trained with the learning rate {before:g}, but {lr:g} is better: move "
             "it away, and run the same command again"
         )
+    log.info("final run: learning rate %g", lr)
     return run(final.lock(), folder)
 
 
@@ -228,13 +229,12 @@ def work_on_folder(args) -> None:
 
             tried = run_trials(make_trial, folder, recipe.lrs, metric)
             lr = best(tried, metric)
-        log.info("final run: learning rate %g", lr)
         run_final(config, folder / "final", lr)
         final = report.delivered(folder / "final")
     what = "all but the held-out images"
     end(args, folder, report.Outcome(tried, metric, lr, final, what))
     if jax.process_index() == 0:
-        compared = report.against_guessing(final, recipe.largest)
+        compared = report.against_one_answer(final, recipe.largest)
         if compared:
             print(printable(f"Compare:   {compared}"))
         command = f"vit_jax predict --init_from={shlex.quote(path)} IMAGE_OR_FOLDER"

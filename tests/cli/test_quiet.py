@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 from vit_jax.cli import quiet
@@ -73,3 +74,20 @@ def test_libtpu_looks_for_a_tpu_only_if_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "has_tpu", lambda: False)
     quiet.begin()
     assert os.environ["TPU_ACCELERATOR_TYPE"] and os.environ["TPU_WORKER_ID"] == "3"
+
+
+WITHOUT_KERAS = """
+import os, sys
+from vit_jax.cli import quiet
+quiet.begin()
+import tensorflow as tf
+assert "keras" not in sys.modules and "TF_USE_LEGACY_KERAS" not in os.environ
+print(tf.keras.layers.Dense(3)(tf.ones((1, 2))).shape)
+"""
+
+
+@pytest.mark.slow
+def test_tensorflow_loads_keras_when_it_is_used():
+    command = [sys.executable, "-c", WITHOUT_KERAS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "(1, 3)\n", done.stderr

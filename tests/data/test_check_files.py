@@ -16,7 +16,7 @@ from vit_jax.cli.terminal import Console
 from vit_jax.data import __main__ as command
 from vit_jax.data.check import contact_sheet, duplicates, examine, fonts, of_files, show
 
-ONE_CLASS = "classes with images, but a classifier needs two or more"
+ONE_CLASS = "classes that have images (a classifier needs two or more)"
 
 
 def check(path, tmp_path, *arguments) -> tuple[int, dict]:
@@ -64,6 +64,8 @@ def test_the_nasty_folder_gives_one_report(tmp_path, capsys):
     assert files["found"] == 46 == files["images"] + sum(files["ignored"].values())
     assert report["classes"] == {"jay": {"train": 14}, "owl": {"train": 20}}
     assert report["formats"]["HEIF"] == report["formats"]["AVIF"] == 1
+    assert sum(report["formats"].values()) == files["images"]
+    assert sum(each["train"] for each in report["classes"].values()) == files["images"]
     assert report["orientations"] == {"1": 22, **{str(i): 1 for i in range(2, 9)}}
     assert max(map(cell_len, printed.splitlines())) <= 80
     assert errors.strip().splitlines()[-1].startswith(f"error: folder:{root} has faults: ")

@@ -7,10 +7,10 @@ import pathlib
 import signal
 
 import jax
-import numpy as np
 import pytest
 from conftest import TINY, metric_lines
 from etils import epath
+from test_train import final_params, same_bits
 
 import vit_jax
 from vit_jax.checkpoints import read as checkpoint
@@ -18,17 +18,8 @@ from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
 from vit_jax.train import loop
-from vit_jax.weights import scan_layout
 
 pytestmark = pytest.mark.slow
-
-
-def final_params(workdir) -> dict[str, np.ndarray]:
-    return scan_layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
-
-
-def same_bits(one: dict, two: dict) -> bool:
-    return one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one)
 
 
 @pytest.fixture(scope="module")

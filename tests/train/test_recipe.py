@@ -174,6 +174,22 @@ def test_images_without_a_label_are_in_no_class():
     assert held_out.hold_out(found)[1].train >= 3
 
 
+def test_classes_without_names_are_called_by_their_numbers(tmp_path, monkeypatch):
+    code = "import io\nimport numpy as np\nfrom PIL import Image\n\n\nclass Noise:\n"
+    code += "    num_classes = 3\n\n    def __len__(self):\n        return 8\n\n"
+    code += "    def __getitem__(self, i):\n        buffer = io.BytesIO()\n"
+    code += "        Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(buffer, 'png')\n"
+    code += "        return buffer.getvalue(), min(i, 1)\n\n\n"
+    code += "def open_split(split):\n    return Noise()\n"
+    (tmp_path / "my_noise.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = facts.read_data(prepare.Wish("my_noise:open_split", "w.npz").data())
+    assert found.class_names == ("class 0", "class 1", "class 2")
+    assert found.largest == ("class 1", 7 / 8)
+    assert data([2, 1], many_labels=True).largest == ("", 0.0)
+
+
 def test_several_labels_need_another_loss():
     (choice,) = choose.classes(data([100, 1], many_labels=True))
     assert choice.values == {"loss": "sigmoid_xent"}

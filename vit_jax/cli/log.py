@@ -94,7 +94,7 @@ def logging_to(workdir: epath.Path | None, every_s: float = spool.EVERY_S):
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Leaves the project's log as it was before, for callers in Python."""
+    """Sets the project's logger back at the end, for callers in Python."""
     root = logging.getLogger("vit_jax")
     handlers = root.handlers[:]
     level = root.level

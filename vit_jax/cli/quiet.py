@@ -79,10 +79,10 @@ class Finder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def without_keras() -> Iterator[None]:
-    """TensorFlow imported here has `tf.keras` as always, but loads it when it is used: Keras takes
-    a third of the import.
+    """Inside, TensorFlow is imported without loading Keras, which takes a third of the import.
+    `tf.keras` still works: it is loaded when it is first used.
     """
-    name = "TF_USE_LEGACY_KERAS"  # which TensorFlow looks for in another, absent package
+    name = "TF_USE_LEGACY_KERAS"  # then TensorFlow tries to load tf_keras, another package
     if name in os.environ:
         yield
         return

@@ -18,16 +18,14 @@ from vit_jax.config.defaults import (
 from vit_jax.config.key import is_own
 from vit_jax.config.load import (
     assemble,
-    check_key,
-    check_value,
     from_values,
     import_file,
     load,
     load_in_python,
     override,
-    read_overrides,
     to_json,
 )
+from vit_jax.config.overrides import check_key, check_value, read_overrides
 
 __all__ = [
     "KEYS",

@@ -4,6 +4,7 @@ The names are those of timm, big_vision, vision_transformer, MAE, and Hugging Fa
 models.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -57,6 +58,7 @@ NAMES = {
     "model_name_or_path checkpoint_path initial_checkpoint model_or_filename",
     "--workdir": "output output_dir out_dir log_dir logdir save_dir",
 }
+FLAGS = [key for key in NAMES if key.startswith("--")]
 KEYS_MEANT = {name: key for key, names in NAMES.items() for name in names.split()}
 
 # Key -> value of others -> what to write here.
@@ -125,6 +127,13 @@ def key_meant(name: str, known: Iterable[str]) -> str | None:
         return meant
     same = [key for key in known if key.rpartition(".")[2] == word and not key.startswith("evals.")]
     return same[0] if len(same) == 1 else None
+
+
+def flag_meant(name: str, known: Iterable[str]) -> str:
+    """What to write instead of the unknown flag --NAME, up to its value."""
+    close = difflib.get_close_matches(f"--{name.replace('-', '_')}", FLAGS, n=1, cutoff=0.8)
+    meant = key_meant(name, known) or "".join(close) or "KEY"
+    return meant if meant in FLAGS else f"--config.{meant}"
 
 
 def value_meant(name: str, value) -> str:

@@ -22,7 +22,8 @@ class Classifier(nn.Module):
     """Base of the models. With `num_classes=0` they return what the head reads.
 
     Every architecture also defines `architecture` (its name in `create`), `width`, `cell` (pixels
-    per token), `grid` (tokens) and `flops`.
+    per token), `grid` (tokens) and `flops` (forward FLOPs of one image: 2 per multiply-add of every
+    matrix product and convolution, attention included).
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -53,13 +54,6 @@ class Classifier(nn.Module):
     @property
     def num_prefix(self) -> int:
         return sum(count for _, count in self.prefix)
-
-    @property
-    def flops(self) -> int:
-        """Forward FLOPs of one image: 2 per multiply-add of every matrix product and convolution,
-        attention included.
-        """
-        raise NotImplementedError
 
     @property
     def tensor_sizes(self) -> dict[str, int]:

@@ -87,7 +87,7 @@ def of_classes(classes: Mapping[str, Mapping[str, int]]) -> list[Finding]:
     used = [name for name, counts in classes.items() if any(counts.values())]
     if len(used) != 1:
         return []
-    return [Finding("classes with images, but a classifier needs two or more", 1, used)]
+    return [Finding("classes that have images (a classifier needs two or more)", 1, used)]
 
 
 class Findings(dict[str, Finding]):

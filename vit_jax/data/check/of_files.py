@@ -124,12 +124,11 @@ def contents(data: Described, parts: dict[str, np.ndarray]) -> dict:
     used = len(np.unique(np.concatenate([[], *parts.values()])))
     unused = Ignored(listing.ignored)
     good = data.survey.is_good
-    known = data.survey.format[data.survey.format >= 0]
     return dict(
         files=dict(found=used + unused.total(), images=used, ignored=dict(unused)),
         splits={name: len(numbers) for name, numbers in parts.items()},
         classes=classes(data),
-        formats=counted(known, survey.FORMATS),
+        formats=counted(data.survey.format, (*survey.FORMATS, "unknown")),  # the last is number -1
         orientations=counted(data.survey.orientation[good], range(9)),
         sizes=sizes(data),
     )

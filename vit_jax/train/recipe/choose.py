@@ -86,7 +86,7 @@ def check(data: Data) -> None:
     """Raises UserError if there is nothing to learn, or nothing to hold out."""
     present = np.flatnonzero(data.counts)
     if len(present) < 2:
-        name = data.class_names[int(present[0])] if data.class_names else int(present[0])
+        name = data.class_names[int(present[0])]
         raise UserError(
             f"{data.name} {data.split} has images of one class only ({name}): a classifier needs "
             "two or more, each in a folder of its own"

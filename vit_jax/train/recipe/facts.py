@@ -13,6 +13,7 @@ from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
 from vit_jax.weights.formats.weights import Weights
+from vit_jax.weights.pretrained import all_names
 
 VAL = ("val", "valid", "validation")
 TEST = ("test", "testing")
@@ -30,7 +31,7 @@ class Data:
     name: str
     split: str
     labels: np.ndarray
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # of all classes
     num_classes: int
     many_labels: bool = False  # an image may have several
     val: str = ""  # the split to hold out; "": none
@@ -44,11 +45,14 @@ class Data:
 
     @property
     def largest(self) -> tuple[str, float]:
-        """(class with the most images, its share of them); "" if an image may have several."""
+        """(class with the most images, its share of them); "" if an image may have several
+        labels.
+        """
         if self.many_labels:
             return "", 0.0
-        number = int(self.counts.argmax())
-        return self.class_names[number], float(self.counts[number] / self.counts.sum())
+        counts = self.counts
+        number = int(counts.argmax())
+        return self.class_names[number], float(counts[number] / counts.sum())
 
     def count(self, labels: np.ndarray) -> np.ndarray:
         """How often each class occurs; -1 is an image without any."""
@@ -128,7 +132,7 @@ def read_data(config) -> Data:
         name=data.name,
         split=data.split,
         labels=labels,
-        class_names=tuple(source.class_names),
+        class_names=all_names(source.class_names, source.num_classes),
         num_classes=source.num_classes,
         many_labels=bool(source.set_size),
         val=val,

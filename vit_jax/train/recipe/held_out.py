@@ -61,7 +61,7 @@ def find_part(data: Data) -> tuple[float, int, np.ndarray]:
     if second_best:
         return second_best
     alone = np.flatnonzero(data.counts == 1)
-    names = [data.class_names[i] if data.class_names else str(i) for i in alone[:3].tolist()]
+    names = [data.class_names[i] for i in alone[:3].tolist()]
     raise UserError(
         f"{len(alone)} classes of {data.name} {data.split} have one image each ({', '.join(names)}"
         "...): add images of them, or remove the classes"

@@ -67,24 +67,24 @@ def accuracy(top1: float, count: float | None) -> str:
     return f"top1 {top1:.2%} ({low:.1%} to {high:.1%}, {int(count):,} images)"
 
 
-def against_guessing(final: Mapping[str, float], largest: tuple[str, float]) -> str:
-    """How the accuracy on the held-out part compares with that of one answer for all; "" if there
+def against_one_answer(final: Mapping[str, float], largest: tuple[str, float]) -> str:
+    """How the held-out accuracy compares with that of the same answer for all images; "" if there
     is none to compare.
 
     Args:
-      largest: (class with the most images, its share of them).
+      largest: (class with the most training images, its share of them).
     """
     top1 = final.get(KEY)
     name, share = largest
     if top1 is None or not name:
         return ""
-    line = f"always answering {name} would be right for {share:.1%} of the images"
+    line = f"{share:.1%} of the training images are {name}"
     low, _ = held_out.interval(top1, max(int(final.get(COUNT, 1)), 1))
     if low > share:
         return line
     return (
-        f"{line}, and the model is not clearly better: start from pretrained weights, give more "
-        "images, or train longer"
+        f"{line}, and the model is not clearly better than this answer for all: start from "
+        "pretrained weights, give more images, or train longer"
     )
 
 
