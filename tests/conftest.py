@@ -36,6 +36,16 @@ ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests/golden"
 
 
+def build_experiment(config, num_classes: int = 10, mesh=None, **more):
+    """The experiment of a config on data of 1,000 images, which need not exist."""
+    from vit_jax.data.sources import catalog
+    from vit_jax.distributed import mesh as meshes
+    from vit_jax.train.experiment import Experiment
+
+    mesh = mesh or meshes.make_mesh(config.mesh)
+    return Experiment.build(config, catalog.Facts(1000, num_classes), mesh, **more)
+
+
 # The files with the longest tests.
 LONGEST = ("test_docs.py", "test_processes.py", "test_vtab_whole.py")
 

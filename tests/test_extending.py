@@ -28,7 +28,6 @@ from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import own
 from vit_jax.models import create, flops
 from vit_jax.train import __main__ as train
-from vit_jax.train import state as states
 from vit_jax.train import workdir
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow
@@ -75,8 +74,8 @@ def saved(workdir, step: int) -> dict[str, np.ndarray]:
 
 def first_params(config):
     """Parameters before the first step."""
-    model = Experiment.declared(config).model
-    return jax.device_get(jax.jit(lambda: states.init_params(model, config.seed))())
+    objective = Experiment.declared(config).objective
+    return jax.device_get(jax.jit(objective.init)(config.seed))
 
 
 def test_every_kind_has_an_example_of_at_most_30_lines():

@@ -4,10 +4,9 @@ import pathlib
 
 import numpy as np
 import pytest
-from conftest import golden_file, golden_folder
+from conftest import build_experiment, golden_file, golden_folder
 
 from vit_jax import config as configs
-from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
 from vit_jax.train import experiment
@@ -42,12 +41,9 @@ def start(tmp_path, name, *flags):
     size = create.pair(side)[0]
     config = load(tmp_path, path, f"--config.image_size={size}", *flags)
     fields, weights = states.find_start(config, tmp_path / "no_run")
-    model = experiment.make_model(config, 10, fields)
-    config = experiment.completed(config, model)
-    tx, _ = experiment.make_optimizer(config, model, 1)
-    abstract = states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh))
-    params = states.pretrained_state(config, weights, model, tx, abstract).params
-    return config, weights, model, scan_layout.flatten(params)
+    experiment = build_experiment(config, start=fields)
+    params = states.pretrained_state(experiment, weights).params
+    return experiment.config, weights, experiment.model, scan_layout.flatten(params)
 
 
 KINDS = (

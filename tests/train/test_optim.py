@@ -8,15 +8,14 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
-from conftest import GOLDEN, below, golden, last_error, metric_lines
+from conftest import GOLDEN, below, build_experiment, golden, last_error, metric_lines
 
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
-from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.train import __main__ as train
-from vit_jax.train import experiment, optim, schedules, workdir
+from vit_jax.train import optim, schedules, workdir
 from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
@@ -383,10 +382,7 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
     np.testing.assert_allclose(split, one, rtol=1e-5)
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
-    model = experiment.make_model(config, 10)
-    start = scan_layout.flatten(
-        states.init_state(config, model, experiment.make_optimizer(config, model, 3)[0]).params
-    )
+    start = scan_layout.flatten(build_experiment(config).objective.init(config.seed))
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
@@ -402,9 +398,7 @@ def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
     config = configs.load(
         tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"]
     )
-    model, mesh = experiment.make_model(config, 10), meshes.make_mesh(config.mesh)
-    tx, _ = experiment.make_optimizer(config, model, 4)
-    state = states.abstract_state(config, model, tx, mesh).opt_state
+    state = build_experiment(config).abstract_state.opt_state
     split = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         leaf.sharding.shard_shape(leaf.shape)  # raises where it does not divide
@@ -426,12 +420,10 @@ def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path
 
 @pytest.mark.parametrize("frozen", ["Transformer/encoderblock.*", "head/.*"])
 def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen):
-    config = configs.load(tiny, [f"--config.optim.frozen={frozen}"])
     made = []
     for scan in (False, True):
-        model = experiment.make_model(config, 10).with_scan(scan)
-        tx, _ = experiment.make_optimizer(config, model, 4)
-        made.append(states.init_state(config, model, tx))
+        arguments = [f"--config.optim.frozen={frozen}", f"--config.model.scan={scan}"]
+        made.append(states.fresh_state(build_experiment(configs.load(tiny, arguments))))
     looped, scanned = made
     there = scan_layout.relayout(states.as_dict(looped), True, jnp.stack)
     assert jax.tree.structure(there) == jax.tree.structure(states.as_dict(scanned))

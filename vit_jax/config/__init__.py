@@ -24,6 +24,7 @@ from vit_jax.config.load import (
     load_in_python,
     override,
     to_json,
+    uses_labels,
 )
 from vit_jax.config.overrides import check_key, check_value, read_overrides
 
@@ -51,5 +52,6 @@ __all__ = [
     "read_overrides",
     "shapes_state",
     "to_json",
+    "uses_labels",
     "vtab_defaults",
 ]

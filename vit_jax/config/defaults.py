@@ -324,14 +324,18 @@ VTAB = dict(
 # Every key below `config.user`.
 USER = FreeKey(None, "for parts of the user's own")
 
-ALWAYS = RUN | objectives.GROUPS | dict(
-    model=MODEL,
-    data=DATA,
-    optim=OPTIM,
-    mesh=MESH,
-    checkpoint=CHECKPOINT,
-    spikes=SPIKES,
-    profile=PROFILE,
+ALWAYS = (
+    RUN
+    | objectives.GROUPS
+    | dict(
+        model=MODEL,
+        data=DATA,
+        optim=OPTIM,
+        mesh=MESH,
+        checkpoint=CHECKPOINT,
+        spikes=SPIKES,
+        profile=PROFILE,
+    )
 )
 
 

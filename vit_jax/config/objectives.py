@@ -13,7 +13,9 @@ KINDS = {
     "masked_patches": "what corrupted patches show (arXiv 2010.11929 section 4.6)",
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
 }
-LABELLED = {"objective": ("classify", "distill")}  # of keys that change labels or their loss
+UNLABELLED = ("masked_patches", "mae")
+# Of keys that change labels or their loss.
+LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),

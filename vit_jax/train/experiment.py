@@ -70,10 +70,12 @@ class Experiment:
         total_steps = plan_steps(config, facts.num_examples)
         warn_of_augmentation(config.data)
         sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-        model = make_model(config, facts.num_classes, start)
+        classes = facts.num_classes if configs.uses_labels(config) else 0
+        model = make_model(config, classes, start)
         config = completed(config, model)
         sharding.check_model(model, mesh)
-        objective = make_objective(config, model)
+        objective = make_objective(config, model, total_steps)
+        config = with_fixed(config, objective)
         tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
         experiment = cls(config, facts, total_steps, mesh, model, objective, tx, schedule, chip)
         experiment.check_own()
@@ -137,6 +139,7 @@ class Experiment:
         return dict(
             config=configs.to_json(self.config),
             model=create.fields(self.model),
+            extra=self.objective.extra,
             class_names=self.facts.class_names,
         )
 
@@ -247,6 +250,17 @@ def completed(config, model: Classifier):
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.model.update(values)
+    return config.lock()
+
+
+def with_fixed(config, objective: Objective):
+    """The config with what never changes in `optim.frozen`."""
+    if not objective.fixed:
+        return config
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        patterns = filter(None, (config.optim.frozen, objective.fixed))
+        config.optim.frozen = "|".join(patterns)
     return config.lock()
 
 

@@ -23,12 +23,17 @@ log = logging.getLogger(__name__)
 
 def init_state(config, objective, tx) -> step.TrainState:
     """A fresh state; traceable."""
-    return step.create_state(objective.init(config.seed), tx, config.optim.ema_decay)
+    return create_state(config, objective, tx, objective.init(config.seed))
+
+
+def create_state(config, objective, tx, params) -> step.TrainState:
+    """A state before the first update; traceable."""
+    return step.create_state(params, tx, config.optim.ema_decay, objective.running())
 
 
 def abstract_state(config, objective, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
-    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
+    create = functools.partial(create_state, config, objective, tx)
     shapes = jax.eval_shape(create, objective.abstract_params())
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(
@@ -186,7 +191,7 @@ def pretrained_state(experiment, weights) -> step.TrainState:
 
     def create(params):
         fresh = {name: objective.init(config.seed)[name] for name in objective.extra}
-        return step.create_state(params | fresh, experiment.tx, config.optim.ema_decay)
+        return create_state(config, objective, experiment.tx, params | fresh)
 
     return jax.jit(create, out_shardings=shardings(abstract))(params)
 

@@ -27,10 +27,10 @@ class TrainState:
     teacher: Any = dataclasses.field(default_factory=dict)  # parameters that stay; not saved
 
 
-def create_state(params, tx, ema_decay: float) -> TrainState:
+def create_state(params, tx, ema_decay: float, running=None) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params) if ema_decay else {}
-    return TrainState(zero, params, tx.init(params), ema, zero, zero)
+    return TrainState(zero, params, tx.init(params), ema, zero, zero, running or {})
 
 
 def eval_params(state: TrainState):
@@ -47,18 +47,33 @@ def split_microbatches(batch, accum_steps: int):
     return jax.tree.map(split, batch)
 
 
-def ema_update(ema_params, params, decay: float, step):
-    """Polyak averaging; the decay grows as (1 + step) / (10 + step) so that the start is forgotten.
-
-    Source of the warm-up: tf.train.ExponentialMovingAverage with num_updates.
-    """
-    decay = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+def ema_update(ema_params, params, decay):
+    """Polyak averaging."""
     return jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema_params, params)
 
 
 def merge_microbatches(batch):
     """The inverse of `split_microbatches`."""
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), batch)
+
+
+def teach(objective: Objective, state: TrainState, batch, accum_steps: int):
+    """(batch with what a teacher says of it, `state.running` after it, metrics): no gradient, one
+    microbatch after the other, and then over the whole batch.
+    """
+    if not objective.teaches:
+        return batch, state.running, {}
+
+    def answer(microbatch):
+        return objective.teach(state, microbatch)
+
+    if accum_steps == 1:
+        answers = answer(batch)
+    else:
+        answers = jax.lax.map(answer, split_microbatches(batch, accum_steps))
+        answers = merge_microbatches(answers)
+    taught, running, metrics = objective.targets(answers, batch, state)
+    return batch | dict(taught=taught), running, metrics
 
 
 def make_loss_and_grads(loss_fn: Callable, accum_steps: int) -> Callable:
@@ -122,7 +137,7 @@ def make_train_step(
       prng: implementation of random numbers, as `jax.random.key` knows them.
       frozen: pattern of the parameters that get no gradient.
       accum_steps: microbatches; the update equals that of one batch.
-      ema_decay: of the averaged parameters; 0 is off.
+      ema_decay: of the averaged parameters, see `Objective.ema_decay`; 0 is off.
       max_skipped: after so many skipped updates in a row nothing is updated any more, so that
         `skipped_in_row` says where they began, whenever the host looks.
 
@@ -138,6 +153,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
         mix_key, dropout_key = jax.random.split(key)
         batch = preprocess(batch, mix_key)
+        batch, running, watched = teach(objective, state, batch, accum_steps)
         (value, more), grads = loss_and_grads(state.params, batch, dropout_key, state.step)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
@@ -145,11 +161,13 @@ def make_train_step(
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = ema_update(state.ema_params, params, ema_decay, state.step) if ema_decay else {}
-        params, opt_state, ema = jax.tree.map(
+        ema = state.ema_params
+        if ema_decay:
+            ema = ema_update(ema, params, objective.ema_decay(ema_decay, state.step))
+        params, opt_state, ema, running = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state, ema),
-            (state.params, state.opt_state, state.ema_params),
+            (params, opt_state, ema, running),
+            (state.params, state.opt_state, state.ema_params, state.running),
         )
         skipped = state.skipped_steps + ~finite
         in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
@@ -161,9 +179,9 @@ def make_train_step(
             "train/skipped_steps": skipped,
             "train/skipped_in_row": in_row,
         }
-        metrics |= {f"train/{name}": value for name, value in more.items()}
-        counts = (skipped, in_row)
-        rest = (state.running, state.teacher)
-        return TrainState(state.step + 1, params, opt_state, ema, *counts, *rest), metrics
+        metrics |= {f"train/{name}": value for name, value in (more | watched).items()}
+        new = dict(params=params, opt_state=opt_state, ema_params=ema, running=running)
+        counts = dict(step=state.step + 1, skipped_steps=skipped, skipped_in_row=in_row)
+        return dataclasses.replace(state, **new, **counts), metrics
 
     return train_step

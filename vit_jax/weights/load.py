@@ -66,12 +66,15 @@ def read_checkpoint(path, grid=None) -> Weights:
         params = checkpoint.read_params(folder)
     try:
         model = create.create(None, **meta["model"])
+        extra = meta.get("extra", ())  # what the objective of the run had besides
         fields = create.fields(model)
         fields |= {name: value for name, value in INFERENCE.items() if name in fields}
         if "Transformer" in params:
             params = unstack_blocks(params)
-        class_names = tuple(meta["class_names"])
-        weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
+        class_names = tuple(meta["class_names"]) if model.num_classes else ()
+        loss = meta["config"].get("loss", "")
+        params = {name: value for name, value in params.items() if name not in extra}
+        weights = Weights(flatten(params), fields, class_names, loss)
         if not configs.is_own(model.architecture):
             check_blocks(model, weights.params)
     except MALFORMED as error:

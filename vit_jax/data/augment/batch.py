@@ -41,7 +41,9 @@ def augment_pixels(data, image, seed):
 
 
 def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
-    """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`."""
+    """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`,
+    and `seed` as it was.
+    """
     data = config.data
     own = make_own(config)
 
@@ -57,7 +59,7 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
         image, label, mask = mix.mix_batch(
             key, image, label, batch["mask"], config.mixup, config.cutmix
         )
-        return dict(image=image, label=label, mask=mask)
+        return dict(image=image, label=label, mask=mask, seed=batch["seed"])
 
     return preprocess
 

@@ -42,9 +42,7 @@ def combined(label_loss, dist_logits, teacher_logits, kind: str, weight: float, 
     return (1 - weight) * label_loss + weight * teacher_loss
 
 
-def loss(
-    logits, dist_logits, teacher_logits, label, kind="hard", weight=0.5, temperature=3.0
-):
+def loss(logits, dist_logits, teacher_logits, label, kind="hard", weight=0.5, temperature=3.0):
     """The mean over a batch, [].
 
     Args:

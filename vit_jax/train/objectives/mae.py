@@ -1,4 +1,4 @@
-"""Masked autoencoding (arXiv 2111.06377): the pixels of hidden patches, from those that are seen."""
+"""Masked autoencoding (arXiv 2111.06377): the pixels of hidden patches from those that are seen."""
 
 import dataclasses
 
@@ -49,6 +49,13 @@ class Mae(Objective):
 
     extra = (DECODER,)
 
+    @property
+    def fixed(self):
+        posemb = "Transformer/posembed_input/.*"
+        if self.model.posemb == "learn":
+            return f"({DECODER}/)?{posemb}"
+        return f"{DECODER}/{posemb}"
+
     def init(self, seed):
         params = self.autoencoder.init(jax.random.key(seed))
         return scan_layout.relayout(params, self.model.scan, jnp.stack)
@@ -65,7 +72,7 @@ class Mae(Objective):
         return (1 + BACKWARD) * self.autoencoder.flops
 
 
-def make(config, model) -> Mae:
+def make(config, model, total_steps: int) -> Mae:
     settings = config.mae
     fields = dict(
         width=settings.decoder_width,

@@ -2,24 +2,28 @@
 
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
-from vit_jax.train import optim
-from vit_jax.train.objectives import classify, mae
+from vit_jax.train.objectives import classify, mae, masked_patches
 from vit_jax.train.objectives.objective import Objective
 
 
-def make_classify(config, model: Classifier) -> classify.Classify:
+def make_classify(config, model: Classifier, total_steps: int) -> classify.Classify:
     return classify.Classify(model, losses.make_loss(config, model.num_classes))
 
 
-MAKE = {"classify": make_classify, "mae": mae.make}
+MAKE = {
+    "classify": make_classify,
+    "masked_patches": masked_patches.make,
+    "mae": mae.make,
+}
 
 
-def make_objective(config, model: Classifier) -> Objective:
+def make_objective(config, model: Classifier, total_steps: int) -> Objective:
     """
     Args:
       model: what is evaluated and delivered.
+      total_steps: updates of the run.
 
     Raises:
       UserError: the objective does not fit to the model.
     """
-    return MAKE[config.objective](config, model)
+    return MAKE[config.objective](config, model, total_steps)

@@ -127,9 +127,7 @@ class MaskedPatches(Objective):
         mask_key, head_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), CORRUPT))
         width = self.model.width
         init = jax.nn.initializers.lecun_normal()
-        head = dict(
-            kernel=init(head_key, (width, self.outputs)), bias=jnp.zeros((self.outputs,))
-        )
+        head = dict(kernel=init(head_key, (width, self.outputs)), bias=jnp.zeros((self.outputs,)))
         mask = 0.02 * jax.random.normal(mask_key, (width,))
         return params | {HEAD: head, MASK: mask}
 
@@ -177,7 +175,7 @@ class MaskedPatches(Objective):
         return super().train_flops + 3 * head
 
 
-def make(config, model) -> MaskedPatches:
+def make(config, model, total_steps: int) -> MaskedPatches:
     settings = config.masked_patches
     if model.architecture != "vit" or model.stem_units is not None:
         raise UserError(

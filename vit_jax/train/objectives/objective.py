@@ -22,12 +22,15 @@ class Objective:
       label: float32 [batch, classes];
       mask: float32 [batch], 0 for what does not count;
       seed: int32 [batch, 2], of every random choice about an example, so that it is the same in any
-        microbatch and on any number of devices.
+        microbatch and on any number of devices;
+      taught: what `targets` returns, if the objective `teaches`.
     """
 
     model: Classifier  # what is evaluated and delivered
 
     extra = ()  # names in the parameters, at the top, of what the model does not have
+    fixed = ""  # a pattern: parameters that never change, besides those of `optim.frozen`
+    teaches = False  # whether there are `teach` and `targets`
 
     def init(self, seed: int) -> dict:
         """Fresh parameters, in the layer layout of the model."""
@@ -50,6 +53,26 @@ class Objective:
           step: updates done, int32 [].
         """
         raise NotImplementedError
+
+    def running(self) -> dict:
+        """What `targets` keeps from step to step, as it is at the start."""
+        return {}
+
+    def teach(self, state, batch: dict):
+        """What a teacher says of a microbatch: a tree of arrays [batch, ...], without gradient."""
+        raise NotImplementedError
+
+    def targets(self, answers, batch: dict, state) -> tuple[Any, dict, dict]:
+        """(`taught`, `state.running` after this step, metrics) of the answers to a whole batch."""
+        return answers, state.running, {}
+
+    def ema_decay(self, decay: float, step):
+        """The decay of the averaged parameters: it grows as (1 + step) / (10 + step), so that the
+        start is forgotten.
+
+        Source: tf.train.ExponentialMovingAverage with num_updates.
+        """
+        return jnp.minimum(decay, (1.0 + step) / (10.0 + step))
 
     def of_model(self, params: dict) -> dict:
         """The parameters that the model has."""
