@@ -127,7 +127,7 @@ def check_model(config: ml_collections.ConfigDict) -> None:
             f"config key model.attention={model.attention} does not support "
             "model.posemb=relative: use einsum or auto"
         )
-    if config.label_smoothing and config.loss == "multilabel_xent":
+    if config.get("label_smoothing") and config.loss == "multilabel_xent":
         raise UserError(
             f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
             "label, which loss=multilabel_xent counts in full: set it to 0"
