@@ -77,6 +77,9 @@ RUN = dict(
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP,
                         only_if=objectives.LABELLED),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
+                       "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
+                       vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
@@ -116,10 +119,14 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
 ))
 
 MODEL = OF_WEIGHTS | dict(
-    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
-    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
-    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
-    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
+    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES,
+                    only_if=objectives.LABELLED),
+    pre_logits=key(False, "a tanh layer before the head, as wide as the model",
+                   only_if=objectives.LABELLED),
+    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6),
+                  only_if=objectives.LABELLED),
+    head_std=key(0.0, "standard deviation of the initial head; 0: zeros",
+                 only_if=objectives.LABELLED),
 )
 MODEL = together(state=True, keys=MODEL) | dict(
     dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
@@ -157,7 +164,8 @@ DATA = dict(
     subset_seed=key(0, "which part", vtab=False),
     class_balance=key(0.0, "how often training sees an image of each class: in proportion to the "
                       "class's images to the power of 1 - this; 0: the data as they are, 1: all "
-                      "classes equally often", within=SHARE, vtab=False),
+                      "classes equally often", within=SHARE, vtab=False,
+                      only_if=objectives.LABELLED),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",

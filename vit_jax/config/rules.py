@@ -5,6 +5,7 @@ import re
 
 import ml_collections
 
+from vit_jax.config import objectives
 from vit_jax.config.key import is_own
 from vit_jax.errors import UserError
 
@@ -46,7 +47,7 @@ def check_data(data: ml_collections.ConfigDict) -> None:
             "config key data.subset has no effect on a mixture: choose parts by slices, such as "
             "NAME@train[:10%]"
         )
-    if data.name == "mixture" and data.class_balance:
+    if data.name == "mixture" and data.get("class_balance"):
         raise UserError(
             f"config key data.class_balance={data.class_balance} has no effect on a mixture, whose "
             "weights say how often each part is seen: set it to 0"
@@ -84,9 +85,25 @@ def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     return names
 
 
+def check_without_labels(objective: str, name: str, entry: ml_collections.ConfigDict) -> None:
+    """The evaluation `evals.NAME` needs nothing that a run without labels does not have."""
+    if entry.type == "classification":
+        raise UserError(
+            f"config key evals.{name}.type=classification needs a head, but objective={objective} "
+            "trains without labels: choose knn, linear_probe or fewshot"
+        )
+    if entry.data.rest:
+        raise UserError(
+            f"config key evals.{name}.data.rest=True needs the labels of the training data, which "
+            f"objective={objective} does not read: choose a part by slices, such as train[90%:]"
+        )
+
+
 def check_evals(config: ml_collections.ConfigDict) -> None:
     """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
     for name, entry in config.evals.items():
+        if config.objective in objectives.UNLABELLED:
+            check_without_labels(config.objective, name, entry)
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
                 f"config key evals.{name}.data.name is empty: name its data set, for training has "
