@@ -70,12 +70,10 @@ RUN = dict(
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",
         "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"},
-        own=("logits", "label"), only_if=objectives.LABELLED),
-    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off", only_if=objectives.LABELLED),
-    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them",
-               only_if=objectives.LABELLED),
-    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP,
-                        only_if=objectives.LABELLED),
+        own=("logits", "label")),
+    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off"),
+    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
+    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
     pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
                        "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
@@ -119,14 +117,10 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
 ))
 
 MODEL = OF_WEIGHTS | dict(
-    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES,
-                    only_if=objectives.LABELLED),
-    pre_logits=key(False, "a tanh layer before the head, as wide as the model",
-                   only_if=objectives.LABELLED),
-    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6),
-                  only_if=objectives.LABELLED),
-    head_std=key(0.0, "standard deviation of the initial head; 0: zeros",
-                 only_if=objectives.LABELLED),
+    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
+    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
+    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
+    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
 )
 MODEL = together(state=True, keys=MODEL) | dict(
     dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
@@ -164,8 +158,7 @@ DATA = dict(
     subset_seed=key(0, "which part", vtab=False),
     class_balance=key(0.0, "how often training sees an image of each class: in proportion to the "
                       "class's images to the power of 1 - this; 0: the data as they are, 1: all "
-                      "classes equally often", within=SHARE, vtab=False,
-                      only_if=objectives.LABELLED),
+                      "classes equally often", within=SHARE, vtab=False),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",

@@ -14,8 +14,9 @@ KINDS = {
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
 }
 UNLABELLED = ("masked_patches", "mae")
-# Of keys that change labels or their loss.
-LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
+# Without effect with these.
+OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing", "data.class_balance")
+OF_LABELS += tuple(f"model.{name}" for name in ("num_classes", "pre_logits", "head_bias", "head_std"))
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),

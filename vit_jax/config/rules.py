@@ -5,8 +5,9 @@ import re
 
 import ml_collections
 
-from vit_jax.config import objectives
+from vit_jax.config.defaults import KEYS, flatten
 from vit_jax.config.key import is_own
+from vit_jax.config.objectives import OF_LABELS, UNLABELLED
 from vit_jax.errors import UserError
 
 
@@ -47,7 +48,7 @@ def check_data(data: ml_collections.ConfigDict) -> None:
             "config key data.subset has no effect on a mixture: choose parts by slices, such as "
             "NAME@train[:10%]"
         )
-    if data.name == "mixture" and data.get("class_balance"):
+    if data.name == "mixture" and data.class_balance:
         raise UserError(
             f"config key data.class_balance={data.class_balance} has no effect on a mixture, whose "
             "weights say how often each part is seen: set it to 0"
@@ -102,7 +103,7 @@ def check_without_labels(objective: str, name: str, entry: ml_collections.Config
 def check_evals(config: ml_collections.ConfigDict) -> None:
     """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
     for name, entry in config.evals.items():
-        if config.objective in objectives.UNLABELLED:
+        if config.objective in UNLABELLED:
             check_without_labels(config.objective, name, entry)
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
@@ -144,11 +145,24 @@ def check_model(config: ml_collections.ConfigDict) -> None:
             f"config key model.attention={model.attention} does not support "
             "model.posemb=relative: use einsum or auto"
         )
-    if config.get("label_smoothing") and config.loss == "multilabel_xent":
+    if config.label_smoothing and config.loss == "multilabel_xent":
         raise UserError(
             f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
             "label, which loss=multilabel_xent counts in full: set it to 0"
         )
+
+
+def check_objective(config: ml_collections.ConfigDict) -> None:
+    """Without labels, no key is about them, their loss or a head."""
+    if config.objective not in UNLABELLED:
+        return
+    values = dict(flatten(config))
+    for name in OF_LABELS:
+        if values[name] != KEYS[name].default:
+            raise UserError(
+                f"config key {name}={values[name]} has no effect with objective="
+                f"{config.objective}, which uses no labels: leave it out"
+            )
 
 
 def check_spikes(config: ml_collections.ConfigDict) -> None:
@@ -189,6 +203,7 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             "leave it empty"
         )
     check_model(config)
+    check_objective(config)
     check_data(config.data)
     check_evals(config)
     check_optim(config.optim)

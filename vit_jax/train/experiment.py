@@ -215,7 +215,7 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
     default = configs.defaults().model
     given = {name: value for name, value in config.model.items() if value is not None}
     variant = given.pop("variant", None)
-    given.pop("num_classes", None)
+    del given["num_classes"]
     changed = {name: value for name, value in given.items() if value != default[name]}
     if configs.is_own(variant):
         kept = {name: start[name] for name in IMAGES if name in start and name not in given}

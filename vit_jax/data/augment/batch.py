@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import config as configs
 from vit_jax.config import own_parts
 from vit_jax.data.augment import erase, mix, randaugment, three_augment
 from vit_jax.models import losses
@@ -47,20 +46,19 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
     """
     data = config.data
     own = make_own(config)
-    mixes = configs.uses_labels(config)
 
     def preprocess(batch, key) -> dict:
         label = losses.targets(batch["label"], num_classes)
-        if mixes and config.label_smoothing:
+        if config.label_smoothing:
             label = optax.smooth_labels(label, config.label_smoothing)
         image = augment_pixels(data, batch["image"], batch["seed"])
         image, label = own(image, label, key)
         image = normalize(image)
         if data.erase:
             image = erase.erase(keys(batch["seed"], ERASE), image, data.erase)
-        mask = batch["mask"]
-        if mixes:
-            image, label, mask = mix.mix_batch(key, image, label, mask, config.mixup, config.cutmix)
+        image, label, mask = mix.mix_batch(
+            key, image, label, batch["mask"], config.mixup, config.cutmix
+        )
         return dict(image=image, label=label, mask=mask, seed=batch["seed"])
 
     return preprocess

@@ -69,7 +69,7 @@ def open_training(data, user=None, labelled: bool = True) -> Source:
     source = open_part(data.name, data.split)
     if data.subset:
         source = Subset(source, subset_of(source, data))
-    if data.get("class_balance"):
+    if data.class_balance:
         source = ByClass(source, data.class_balance, f"{data.name} {data.split}")
     return source
 
