@@ -16,7 +16,7 @@ KINDS = {
 UNLABELLED = ("masked_patches", "mae")
 # Without effect with these.
 OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing", "data.class_balance")
-OF_LABELS += tuple(f"model.{name}" for name in ("num_classes", "pre_logits", "head_bias", "head_std"))
+OF_LABELS += ("model.num_classes", "model.pre_logits", "model.head_bias", "model.head_std")
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),
