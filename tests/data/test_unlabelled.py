@@ -252,6 +252,19 @@ def test_the_number_of_examples_is_all_that_must_be_known():
 
 
 @pytest.mark.slow
+def test_a_copy_without_labels_is_one_of_tfds(tmp_path):
+    (tmp_path / "mae.py").write_text(CONFIG)
+    write(tmp_path / "flat", "a.png", "2019/b.png", "2019/c.png")
+    flags = [f"--config={tmp_path}/mae.py", f"--config.data.name=folder:{tmp_path}/flat"]
+    copy = [*flags, f"--out={tmp_path}/copies", "--name=small_photos", "--short_side=8"]
+    assert command.main(["prepare", *copy]) == 0
+    config = config_of("small_photos", data_dir=f"{tmp_path}/copies")
+    assert len(opened(config)) == 3 and not batches(config)[0]["label"].any()
+    with pytest.raises(UserError, match=r"'small_photos' has no label of type ClassLabel"):
+        opened(config_of("small_photos", "classify", data_dir=f"{tmp_path}/copies"))
+
+
+@pytest.mark.slow
 def test_commands_take_data_without_labels(tmp_path, capsys):
     (tmp_path / "mae.py").write_text(CONFIG)
     write(tmp_path / "flat", "a.png", "2019/b.png", "2019/c.png")
