@@ -174,7 +174,8 @@ def check_without_head(use: str, entry, part: OwnPart | None) -> None:
     if entry.type in ON_BATCHES or (part and "logits" in part.wanted):
         raise UserError(
             f"config key {use}.type={entry.type} needs classes, but the model has no head, as "
-            "after training without labels: choose knn, linear_probe or fewshot"
+            "after training without labels: choose knn, linear_probe or fewshot, such as "
+            f"--config.{use}.type=knn"
         )
 
 
