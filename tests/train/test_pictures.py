@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import build_experiment, last_error, metric_lines
+from conftest import TINY, build_experiment, last_error, metric_lines
 from PIL import Image
-from test_objectives import MODEL, SETTINGS, config_file, flags  # noqa: F401
+from test_objectives import MODEL, SETTINGS, flags
 from test_train import final_params, run, same_bits
 
 from vit_jax import config as configs
@@ -25,13 +25,22 @@ SIDE = 16
 BATCH = 8
 
 
-def objective_of(config_file, settings: str, devices: int = 1):  # noqa: F811
+@pytest.fixture
+def config_file(tmp_path) -> str:
+    """The tiny model, without a classification."""
+    path = tmp_path / "unlabelled.py"
+    path.write_text(TINY.replace("evals = dict(val=dict(", 'evals = dict(val=dict(type="knn", '))
+    return str(path)
+
+
+def experiment_of(config_file, settings: str, devices: int = 1):
     settings = f"image_size={SIDE} data.batch_size={BATCH} {MODEL} {settings}"
     config = configs.load(config_file, flags(settings))
     return build_experiment(config, mesh=meshes.make_mesh(config.mesh, jax.devices()[:devices]))
 
 
-def batch(experiment) -> dict:
+def batch(experiment) -> tuple[dict, np.ndarray]:
+    """(normalised images with their seeds, the images from 0 to 1)."""
     chance = np.random.default_rng(0)
     image = chance.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
     seed = chance.integers(0, 2**31 - 1, (BATCH, 2)).astype(np.int32)
@@ -39,9 +48,9 @@ def batch(experiment) -> dict:
 
 
 @pytest.mark.parametrize("norm_pixels", [True, False])
-def test_pixels_are_the_inverse_of_targets(config_file, norm_pixels):  # noqa: F811
+def test_pixels_are_the_inverse_of_targets(config_file, norm_pixels):
     settings = f"{SETTINGS['mae']} mae.norm_pixels={norm_pixels}"
-    model = objective_of(config_file, settings).objective.autoencoder
+    model = experiment_of(config_file, settings).objective.autoencoder
     image = np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)).astype(np.float32)
     found = model.pixels(model.targets(image), image)
     found = autoencoder.unpatchify(found, model.vit.grid, model.vit.patch_size)
@@ -49,11 +58,11 @@ def test_pixels_are_the_inverse_of_targets(config_file, norm_pixels):  # noqa: F
 
 
 def test_reconstructions_have_the_visible_patches_and_the_predicted_ones(
-    config_file,  # noqa: F811
+    config_file,
     monkeypatch,
 ):
     """A decoder that predicts 0 of every patch, whose mean is 0 if pixels are normalised."""
-    experiment = objective_of(config_file, SETTINGS["mae"])
+    experiment = experiment_of(config_file, SETTINGS["mae"])
     given, original = batch(experiment)
     zero = jnp.zeros((BATCH, 16, 48))
     monkeypatch.setattr(autoencoder.MaskedAutoencoder, "apply", lambda *a, **k: zero)
@@ -71,10 +80,10 @@ def test_reconstructions_have_the_visible_patches_and_the_predicted_ones(
 
 
 @pytest.mark.parametrize("target", ["mean_color", "colors_4x4", "pixels"])
-def test_corrupted_patches_are_shown_as_they_are_predicted(config_file, target, monkeypatch):  # noqa: F811
+def test_corrupted_patches_are_shown_as_they_are_predicted(config_file, target, monkeypatch):
     """A head that knows the answer."""
     settings = f"objective=masked_patches masked_patches.target={target}"
-    experiment = objective_of(config_file, settings)
+    experiment = experiment_of(config_file, settings)
     objective = experiment.objective
     given, original = batch(experiment)
 
@@ -105,11 +114,11 @@ def test_colors_of_classes_are_in_their_middle():
 
 
 @pytest.mark.parametrize("name", ["mae", pytest.param("masked_patches", marks=pytest.mark.slow)])
-def test_devices_draw_the_same(config_file, name):  # noqa: F811
+def test_devices_draw_the_same(config_file, name):
     """Also if they split the parameters."""
     drawn = []
     for devices, mesh in ((1, ""), (8, "mesh.data=2 mesh.fsdp=2 mesh.tensor=2")):
-        experiment = objective_of(config_file, f"{SETTINGS[name]} {mesh}", devices)
+        experiment = experiment_of(config_file, f"{SETTINGS[name]} {mesh}", devices)
         given, _ = batch(experiment)
         image = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
         ready = dict(image=image, seed=given["seed"], mask=np.ones(BATCH, np.float32))
@@ -145,7 +154,7 @@ def images_in(workdir) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_pictures_change_no_number_and_are_the_same_after_a_stop(config_file, tmp_path):  # noqa: F811
+def test_pictures_change_no_number_and_are_the_same_after_a_stop(config_file, tmp_path):
     arguments = flags(SETTINGS["mae"] + " optim.ema_decay=0.9")
     assert run(config_file, tmp_path / "without", *arguments) == 0
     assert run(config_file, tmp_path / "with", *arguments, "--config.pictures_every=5") == 0
@@ -164,8 +173,8 @@ def test_pictures_change_no_number_and_are_the_same_after_a_stop(config_file, tm
     assert (folder / "12.png").read_bytes() == before
 
 
-def test_a_picture_that_can_not_be_written_is_a_warning(config_file, tmp_path, caplog):  # noqa: F811
-    experiment = objective_of(config_file, SETTINGS["mae"])
+def test_a_picture_that_can_not_be_written_is_a_warning(config_file, tmp_path, caplog):
+    experiment = experiment_of(config_file, SETTINGS["mae"])
 
     class Full:
         def path(self, name):
