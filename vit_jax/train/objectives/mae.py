@@ -91,7 +91,8 @@ class Mae(Objective):
         decoder = model.decoder
         encoder = Stack(vit.depth, vit.num_prefix + model.num_kept, vit.width, vit.num_heads)
         length = vit.num_prefix + model.num_patches
-        return encoder, Stack(decoder.depth, length, decoder.width, decoder.num_heads)
+        sizes = (decoder.depth, length, decoder.width, decoder.num_heads)
+        return encoder, Stack(*sizes, may_scan=False)
 
     @property
     def train_flops(self):

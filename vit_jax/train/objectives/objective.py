@@ -23,6 +23,7 @@ class Stack:
     length: int  # tokens
     width: int
     num_heads: int
+    may_scan: bool = True  # whether model.scan stacks them
 
 
 @dataclasses.dataclass(frozen=True)
