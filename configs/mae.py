@@ -9,14 +9,15 @@ ablations). Expected top-1 of ImageNet after configs/mae_finetune.py: B/16 83.6 
 H/14 76.6 %. With --config.mae.norm_pixels=False, whose pixels look better, fine-tuning reaches
 83.3 %, 85.1 % and 86.2 %.
 
-Your own images: --config.data.name=folder:PATH, with
---config.optim.warmup_steps for 40 epochs of them. Continue from published weights with
---config.init_from, and from encoders without a decoder, too.
+Your own images: --config.data.name=folder:PATH, with --config.optim.warmup_steps of a fortieth of
+the run. --config.init_from continues from published autoencoders, and from encoders with a new
+decoder.
 
-Cost: 1600 epochs: B/16 6.1e19 FLOP, L/16 1.4e20, H/14 2.9e20.
+Cost: 1600 epochs: B/16 1.2e20 FLOP, L/16 2.6e20, H/14 6.0e20.
 
 Differences from theirs:
-- The learning rate is the same in every step; theirs, too.
+- Query, key and value have Xavier initialisation each, as in the paper's TensorFlow code; in their
+  PyTorch code they are one matrix.
 - bfloat16 instead of float16 for matrix products and in the residual stream.
 """
 

@@ -10,7 +10,7 @@ from the paper's table 9 for B/16 (base learning rate 1e-3, layer decay 0.75), f
 the class token. Expected top-1 after 1600 epochs of pretraining: B/16 83.6 % (their four runs:
 83.63, 83.66, 83.52, 83.46), L/16 85.9 % (85.95, 85.87, 85.76, 85.88), H/14 86.9 %.
 
-Cost: B/16 1.3e19 FLOP, L/16 2.4e19, H/14 6.4e19.
+Cost: B/16 1.35e19 FLOP, L/16 2.4e19, H/14 6.4e19.
 
 Differences from theirs:
 - RandAugment has the operations of big_vision at a fixed magnitude; theirs, of timm, vary it by a

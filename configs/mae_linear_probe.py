@@ -9,7 +9,7 @@ autoencoder that we load. The recipe is that of FINETUNE.md in facebookresearch/
 after 1600 epochs of pretraining, with their BatchNorm: B/16 68.0 % (their PyTorch code: 67.8 %),
 L/16 75.8 % (76.0 %), H/14 76.6 % (77.2 %).
 
-Cost: the forward pass of 90 epochs (B/16) or 50: B/16 4.0e18 FLOP, L/16 7.9e18, H/14 2.1e19.
+Cost: the forward pass of 90 epochs (B/16) or 50: B/16 4.1e18 FLOP, L/16 7.9e18, H/14 2.1e19.
 
 Differences from theirs:
 - There is no BatchNorm without parameters before the head. The function is the same, as such a

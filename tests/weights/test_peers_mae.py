@@ -145,17 +145,18 @@ def test_both_names_and_the_encoder_alone(transformers, torch, tmp_path):  # noq
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_a_new_one_has_their_positions(transformers, torch, tmp_path):  # noqa: F811
-    peer = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SMALL))
-    # A new model of transformers 5.24 has zeros until it is asked.
-    peer.vit.embeddings.initialize_weights()
-    peer.decoder.initialize_weights(16)
-    peer.save_pretrained(tmp_path)
-    model, params = vit_jax.from_pretrained(tmp_path, objective="mae")
-    fresh = jax.jit(model.init)(jax.random.key(0))
-    for part, wanted in ((fresh, params), (fresh["decoder"], params["decoder"])):
-        rows = [tree["Transformer"]["posembed_input"]["pos_embedding"] for tree in (part, wanted)]
-        np.testing.assert_allclose(*rows, atol=1e-6)
+def test_a_new_one_has_their_positions(transformers):  # noqa: F811
+    """Theirs, as `initialize_weights` of encoder and decoder turns them: columns first."""
+    from transformers.models.vit_mae import modeling_vit_mae as peer
+
+    vit = create.create(None, 0, width=32, depth=1, num_heads=4, patch_size=4, image_size=16)
+    model = MaskedAutoencoder.build(vit, dict(width=16, depth=1, mlp_dim=64, num_heads=2))
+    params = jax.jit(model.init)(jax.random.key(0))
+    for part, width in ((params, 32), (params["decoder"], 16)):
+        rows = peer.build_2d_sinusoidal_position_embedding(4, 4, width, cls_token=True).numpy()
+        wanted = np.roll(rows, width // 2, axis=1)[None]
+        found = part["Transformer"]["posembed_input"]["pos_embedding"]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_transformers_opens_ours(transformers, torch, tmp_path, record_property):  # noqa: F811
