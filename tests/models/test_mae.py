@@ -11,13 +11,15 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from conftest import GOLDEN, below, golden
+from conftest import GOLDEN, below, build_experiment, golden
 
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.models.mae import MaskedAutoencoder
+from vit_jax.train import optim
 from vit_jax.train.objectives import mae
 from vit_jax.weights.scan_layout import flatten
 
@@ -151,6 +153,7 @@ def test_flops_are_those_of_xla(fields, decoder):
         ({}, {}, dict(mask_ratio=float("nan")), "mask_ratio=nan"),
         ({}, dict(num_heads=3), {}, "decoder_width=16 is not divisible by mae.decoder_heads=3"),
         (dict(pool="map"), {}, {}, "attention pooling"),
+        (dict(distilled=True), {}, {}, "no distillation token"),
         (dict(posemb="relative"), {}, {}, "not relative at stem"),
         (dict(stem_units=(1,), patch_size=1), {}, {}, "must be a plain ViT"),
     ],
@@ -158,3 +161,32 @@ def test_flops_are_those_of_xla(fields, decoder):
 def test_what_has_no_autoencoder_is_a_user_error(fields, decoder, options, message):
     with pytest.raises(UserError, match=message):
         make(SIZES | fields, DECODER | decoder, **options)
+
+
+def test_layer_decay_leaves_the_decoder_as_it_is():
+    """Its blocks follow those of the encoder, and do not count as layers."""
+    params = jax.eval_shape(make().init, jax.random.key(0))
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), params)
+    assert optim.num_blocks(params) == 2
+    scaled, _ = optim.scale_by_layer(0.5, 2).update(ones, optax.EmptyState(), ones)
+    factors = {name: float(leaf.ravel()[0]) for name, leaf in flatten(scaled).items()}
+    assert {value for name, value in factors.items() if name.startswith("decoder/")} == {1.0}
+    assert factors["Transformer/encoderblock_0/LayerNorm_0/scale"] == 0.25
+
+
+def test_tensor_parallelism_must_divide_the_decoder():
+    config = vit_jax.load_config(
+        dict(
+            objective="mae",
+            total_steps=1,
+            image_size=16,
+            mae=dict(decoder_width=16, decoder_depth=1, decoder_heads=2),
+            model=dict(variant="Ti/4", depth=1, num_heads=4),
+            data=dict(batch_size=8),
+            mesh=dict(tensor=4),
+        )
+    )
+    with pytest.raises(
+        UserError, match=r"mesh\.tensor=4 does not divide the model's decoder_heads=2"
+    ):
+        build_experiment(config)

@@ -101,6 +101,8 @@ class MaskedAutoencoder:
                 f"objective=mae needs positions that are added once: use model.posemb=learn, not "
                 f"{vit.posemb} at {vit.posemb_at}"
             )
+        if vit.distilled:
+            raise UserError("objective=mae trains no distillation token: set model.distilled=False")
         if vit.pool == "map" or vit.fc_norm:
             raise UserError(
                 "objective=mae trains neither attention pooling nor fc_norm: use model.pool=gap or "

@@ -107,7 +107,7 @@ def resketch(one: Sketch, config) -> Sketch:
     if mesh.size != one.num_chips:
         raise UserError(f"a mesh of {mesh.size} does not fill {one.num_chips} chips")
     sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-    sharding.check_model(one.model, mesh)
+    sharding.check_model(one.objective, mesh)
     return dataclasses.replace(one, config=config, mesh=dict(mesh.shape))
 
 

@@ -85,6 +85,12 @@ class Mae(Objective):
         return loss, {}
 
     @property
+    def tensor_sizes(self):
+        decoder = self.autoencoder.decoder
+        sizes = {"decoder_heads": decoder.num_heads, "decoder's mlp_dim": decoder.mlp_dim}
+        return self.model.tensor_sizes | sizes
+
+    @property
     def stacks(self):
         model = self.autoencoder
         vit = model.vit

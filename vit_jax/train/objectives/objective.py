@@ -100,6 +100,11 @@ class Objective:
         return {name: value for name, value in params.items() if name not in self.extra}
 
     @property
+    def tensor_sizes(self) -> dict[str, int]:
+        """Sizes by name that the number of devices of tensor parallelism must divide."""
+        return self.model.tensor_sizes
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
         """The layers that a training image passes with gradient."""
         model = self.model
