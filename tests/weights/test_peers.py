@@ -560,7 +560,6 @@ HF_UNKNOWN = {
         "hidden_act",
     ),
     "pooler": ("ViTModel", "ViTConfig", dict(pooler_act="relu"), "pooler_act"),
-    "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", dict(decoder_num_attention_heads=4), ""),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", SEVEN, ""),
     "beit": ("BeitForImageClassification", "BeitConfig", SEVEN, ""),
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", {}, ""),

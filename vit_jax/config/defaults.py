@@ -31,8 +31,8 @@ SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
 ADAM = {"optim.name": ("adam", "lamb")}
-SGD = {"optim.name": ("sgd",)}
-MOMENTUM = {"optim.name": ("sgd", "adafactor")}
+SGD = {"optim.name": ("sgd", "lars")}
+MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
 STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
@@ -193,7 +193,7 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True,
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars"), state=True,
              own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "

@@ -1,5 +1,5 @@
-"""The .safetensors of Hugging Face transformers: ViT, DeiT (distilled or not), and SigLIP's vision
-tower.
+"""The .safetensors of Hugging Face transformers: ViT, DeiT (distilled or not), ViTMAE, and SigLIP's
+vision tower.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import hf_processor, torch_layout
+from vit_jax.weights.formats import hf_processor, torch_layout, vit_mae
 from vit_jax.weights.formats.infer import infer_fields, number_of_heads, saved_image_size
 from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
@@ -31,32 +31,35 @@ RENAMED = [
     (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
-    (r"^layers\.(\d+)\.(layernorm_\w+)\.", r"encoder.layer.\1.\2."),
+    (r"^layers\.(\d+)\.", r"encoder.layer.\1."),
 ]
 
 
 def hub_name(name: str) -> str:
+    if name.startswith(vit_mae.LAYERS):
+        return vit_mae.layer_name(name, hub_name)
     for pattern, replacement in RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def vit_rows(depth: int, distilled: bool) -> list[Row]:
-    """The name table of ViT and DeiT, without the prefix `vit.` or `deit.`."""
+def vit_block() -> list[Row]:
+    """The name table of a block of ViT, DeiT and ViTMAE."""
     qkv = []
     for name in ("query", "key", "value"):
         qkv += layer(f"attention.attention.{name}", f"{ATTENTION}/{name}", "heads")
     parts = ("layernorm_after", "intermediate.dense", "output.dense")
+    return block_rows("layernorm_before", qkv, "attention.output.dense", *parts)
+
+
+def vit_rows(depth: int, distilled: bool) -> list[Row]:
+    """The name table of ViT and DeiT, without the prefix `vit.` or `deit.`."""
     return [
         Row("embeddings.cls_token", ("cls",)),
         Row("embeddings.distillation_token", ("dist",)),
         Row("embeddings.position_embeddings", (POSEMB,)),
         *layer("embeddings.patch_embeddings.projection", "embedding", "conv"),
-        *blocks(
-            block_rows("layernorm_before", qkv, "attention.output.dense", *parts),
-            "encoder.layer.{}.",
-            depth,
-        ),
+        *blocks(vit_block(), "encoder.layer.{}.", depth),
         *norm("layernorm", "Transformer/encoder_norm"),
         *layer("pooler.dense", "pre_logits", "linear"),
         *layer("cls_classifier" if distilled else "classifier", "head", "linear"),
@@ -158,6 +161,8 @@ def read(
     siglip = any(name.endswith("embeddings.patch_embedding.weight") for name in arrays)
     arrays, file_names = rename(arrays, hub_name, path)
     vision = config
+    is_mae = vit_mae.is_vit_mae(arrays, config)
+    arrays, decoder = vit_mae.split(arrays) if is_mae else (arrays, {})
     if siglip:
         vision = config.get("vision_config", config)
         arrays = vision_tower(arrays)
@@ -191,7 +196,10 @@ def read(
     size = vision.get("image_size")
     fields["image_size"] = saved_image_size(params, fields, path, grid, image_size, size, names)
     class_names = labels(config, fields["num_classes"])
-    return Weights(params, fields, class_names, format="hf", file_names=names)
+    weights = Weights(params, fields, class_names, format="hf", file_names=names)
+    if is_mae:
+        weights = vit_mae.add_decoder(weights, decoder, vit_block(), config, path, file_names)
+    return weights
 
 
 def saved_heads(arrays: dict, model: Model, config: dict, vision: dict, path) -> int:
@@ -234,6 +242,8 @@ def obstacles(weights: Weights, model) -> list[str]:
         "a final LayerNorm after the pooling (fc_norm)": model.fc_norm,
     }
     found = [name for name, present in features.items() if present]
+    if vit_mae.has_decoder(weights):
+        found += vit_mae.obstacles(model)
     return found + hf_processor.obstacles(model)
 
 
@@ -245,7 +255,9 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     name = "DeiT" if model.distilled else "ViT"
     arrays = torch_layout.write(params, vit_rows(model.depth, model.distilled))
     architecture = f"{name}Model"
-    if model.num_classes:
+    if vit_mae.has_decoder(weights):
+        arrays = {f"vit.{key}": value for key, value in arrays.items()}
+    elif model.num_classes:
         architecture = f"{name}ForImageClassification"
         if model.distilled:
             architecture += "WithTeacher"
@@ -274,4 +286,8 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         id2label={str(i): name for i, name in enumerate(names)},
         label2id={name: i for i, name in enumerate(names)},
     )
+    if vit_mae.has_decoder(weights):
+        decoder, changes = vit_mae.write(weights, vit_block())
+        arrays |= decoder
+        config |= changes
     return arrays, dict(config=config, preprocessor_config=hf_processor.write(model, name))

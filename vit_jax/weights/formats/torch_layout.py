@@ -109,7 +109,7 @@ def with_zero_biases(arrays: dict, rows: list[Row]) -> dict:
     zeros = {}
     for row in rows:
         weight = arrays.get(f"{row.theirs.removesuffix('bias')}weight")
-        in_block = row.kind == "heads_bias" and row.ours[0].startswith("Transformer/")
+        in_block = row.kind == "heads_bias" and "/encoderblock_" in row.ours[0]
         if in_block and weight is not None:
             zeros[row.theirs] = np.zeros(len(weight), np.float32)
     return zeros | arrays
