@@ -14,7 +14,9 @@ KINDS = {
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
 }
 UNLABELLED = ("masked_patches", "mae")
-OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing")  # without effect with these
+# Without effect with these.
+OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing", "data.class_balance")
+OF_LABELS += ("model.num_classes", "model.pre_logits", "model.head_bias", "model.head_std")
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),

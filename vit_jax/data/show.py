@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from etils import epath
 
+from vit_jax import config as configs
 from vit_jax.data import images, order
 from vit_jax.data.augment.batch import FLIP, flips, keys
 from vit_jax.data.left_out import LeftOut
@@ -102,7 +103,8 @@ def run(config, args) -> dict:
         )
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use by another job
     left_out = read_left_out(args.workdir)
-    result = step(config, sources.open_training(config.data, config.user), args.step, left_out)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
+    result = step(config, source, args.step, left_out)
     print(
         f"step {result['step']}, batch {result['batch']}, epoch {result['epoch']}: id, seed, crop "
         "(y, x, height, width), flip, name"

@@ -168,9 +168,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def batch_shards(mesh: Mesh | AbstractMesh) -> int:
+    """How many parts a batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in RULES["batch"])
+
+
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, accum_steps: int = 1) -> None:
     """Raises UserError if a batch, or a microbatch of it, is not divisible by the devices."""
-    shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    shards = batch_shards(mesh)
     if batch_size // accum_steps % shards:
         microbatch = f" in {accum_steps} microbatches" if accum_steps > 1 else ""
         raise UserError(

@@ -187,9 +187,24 @@ class MaskedAutoencoder:
         patches = patchify(image, self.vit.patch_size)
         if not self.norm_pixels:
             return patches
-        mean = patches.mean(axis=-1, keepdims=True)
-        variance = patches.var(axis=-1, keepdims=True, ddof=1)
-        return (patches - mean) / jnp.sqrt(variance + 1e-6)
+        mean, std = mean_and_std(patches)
+        return (patches - mean) / std
+
+    def pixels(self, prediction, image):
+        """The inverse of `targets`: what a prediction for an image means, [batch, patches, h * w *
+        3].
+        """
+        if not self.norm_pixels:
+            return prediction
+        mean, std = mean_and_std(patchify(image, self.vit.patch_size))
+        return prediction * std + mean
+
+
+def mean_and_std(patches):
+    """[batch, patches, 1] each, of the pixels of a patch."""
+    mean = patches.mean(axis=-1, keepdims=True)
+    variance = patches.var(axis=-1, keepdims=True, ddof=1)
+    return mean, jnp.sqrt(variance + 1e-6)
 
 
 def fix_positions(params: dict, grid: tuple[int, int]) -> None:
@@ -213,3 +228,12 @@ def patchify(image, patch_size: tuple[int, int]):
     image = image[:, : rows * h, : columns * w]
     patches = image.reshape(batch, rows, h, columns, w, channels).transpose(0, 1, 3, 2, 4, 5)
     return patches.reshape(batch, rows * columns, h * w * channels)
+
+
+def unpatchify(patches, grid: tuple[int, int], patch_size: tuple[int, int]):
+    """[batch, patches, h * w * channels] -> [batch, H, W, channels]."""
+    rows, columns = grid
+    h, w = patch_size
+    shape = (len(patches), rows, columns, h, w, -1)
+    image = patches.reshape(shape).transpose(0, 1, 3, 2, 4, 5)
+    return image.reshape(len(patches), rows * h, columns * w, -1)

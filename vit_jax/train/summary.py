@@ -26,9 +26,9 @@ def model_line(experiment, params) -> str:
             f"{model.grid[0]} x {model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} "
             "pixels, "
         )
+    classes = f"{model.num_classes or 'no'} classes"
     return (
-        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}"
-        f"{model.num_classes} classes"
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}{classes}"
     )
 
 

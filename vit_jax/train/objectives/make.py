@@ -1,5 +1,6 @@
 """The objective that a config chooses."""
 
+from vit_jax.errors import UserError
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
 from vit_jax.train.objectives import classify, mae, masked_patches
@@ -26,4 +27,10 @@ def make_objective(config, model: Classifier, total_steps: int) -> Objective:
     Raises:
       UserError: the objective does not fit to the model.
     """
-    return MAKE[config.objective](config, model, total_steps)
+    objective = MAKE[config.objective](config, model, total_steps)
+    if config.pictures_every and not objective.draws:
+        raise UserError(
+            f"config key pictures_every={config.pictures_every} has no effect with objective="
+            f"{config.objective}, which has nothing to draw: set it to 0"
+        )
+    return objective
