@@ -77,8 +77,8 @@ def flipped(config, seeds: np.ndarray) -> list:
         return np.zeros(shape, bool).tolist()
     if len(shape) == 1:
         return np.asarray(flips(keys(seeds, FLIP))).tolist()
-    chosen = augment_views.choices(keys(seeds, VIEWS), 0, shape[1])
-    return np.asarray(chosen["flip"]).reshape(shape).tolist()
+    chosen = augment_views.choose(keys(seeds, VIEWS), shape[1])
+    return np.asarray(chosen["flip"]).tolist()
 
 
 def step(config, source, number: int, left_out: LeftOut) -> dict:

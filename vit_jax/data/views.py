@@ -27,7 +27,8 @@ def boxes(views, shape, seed):
 def crop(image, box, side: int):
     """A window of an image, resized to uint8 [side, side, 3].
 
-    Within one level of what torchvision makes of a PIL image, which is rounded after each axis.
+    Within one level of what torchvision makes of a PIL image, which is rounded and limited to 0 to
+    255 after each axis; of noise, whose interpolation goes beyond these limits, within ten.
     """
     y, x, height, width = tf.unstack(box)
     window = tf.slice(image, [y, x, 0], [height, width, -1])

@@ -75,13 +75,15 @@ def make_views(config, normalize: Callable, num_classes: int) -> Callable:
     """
 
     def preprocess(batch, key) -> dict:
-        found = views.augment_views(keys(batch["seed"], VIEWS), batch, config.data.flip)
-        rest = dict(
-            label=losses.targets(batch["label"], num_classes),
-            mask=batch["mask"],
-            seed=batch["seed"],
+        key = keys(batch["seed"], VIEWS)
+        image, local = views.augment_views(
+            key, batch["image"], batch.get("local"), config.data.flip
         )
-        return {name: normalize(image) for name, image in found.items()} | rest
+        label = losses.targets(batch["label"], num_classes)
+        result = dict(image=normalize(image), label=label, mask=batch["mask"], seed=batch["seed"])
+        if local is not None:
+            result["local"] = normalize(local)
+        return result
 
     return preprocess
 
