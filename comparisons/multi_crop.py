@@ -1,6 +1,6 @@
 """Host time of the views of DINO against that of their crops one by one.
 
-    python -m comparisons.multi_crop --config=FILE.py[:ARG] [--images=N] [--runs=N] [--config.K=V ...]
+    python -m comparisons.multi_crop --config=FILE.py[:ARG] [--images=N] [--runs=N]
 
 The config has objective=dino. Its pipeline, which decodes an image once for all views, takes turns
 with two pipelines of one crop per image: a global view, and a local one, of which only the window
@@ -69,9 +69,7 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     config = configs.load(args.config, overrides)
     if not configs.has_views(config):
-        parser.error(
-            "only an objective with several views is compared: set --config.objective=dino"
-        )
+        parser.error("the config has one crop of each image: add --config.objective=dino")
     ratios = compare(config, args.images, args.runs)
     print(f"median ratio {statistics.median(ratios):.3f}")
 

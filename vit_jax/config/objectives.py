@@ -16,9 +16,8 @@ KINDS = {
             "patches)",
 }
 UNLABELLED = ("masked_patches", "mae", "dino")
-MULTI_CROP = ("dino",)  # which see several crops of every image
-# Of keys that change labels or their loss.
-LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
+OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing")  # without effect with these
+MULTI_CROP = ("dino",)  # see several crops of every image
 # Of keys that say how the one crop of an image is made.
 ONE_CROP = {"objective": tuple(kind for kind in KINDS if kind not in MULTI_CROP)}
 
