@@ -5,8 +5,7 @@ hue, saturation and value are whole numbers up to 255.
 import jax.numpy as jnp
 import numpy as np
 
-# The hue at which a channel is highest, away from which it falls, as a sixth of the circle: to_rgb.
-FIRST = np.float32([5, 3, 1])
+OFFSET = np.float32([5, 3, 1])  # of red, green and blue, in sixths of the circle; see to_rgb
 
 
 def floor_ratio(numerator, denominator):
@@ -31,10 +30,14 @@ def to_hsv(image):
 
 
 def to_rgb(hue, saturation, value):
-    """The inverse, float32 [...] each -> uint8 [..., 3]."""
+    """The inverse, float32 [...] each -> uint8 [..., 3].
+
+    In each channel, k goes round the circle: from 1 to 3 the channel is lowest, from 4 on it equals
+    the value, and in between it is linear.
+    """
     # By broadcasting: for stacked channels, XLA computes everything once more for each of them.
     hue, saturation, value = (x[..., None] for x in (hue, saturation, value))
-    k = FIRST + hue * (6 / 255)
+    k = OFFSET + hue * (6 / 255)
     k = jnp.where(k >= 6, k - 6, k)
     share = jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
     return jnp.floor(value * (1 - saturation / 255 * share) + 0.5).astype(jnp.uint8)

@@ -77,15 +77,17 @@ def color_jitter(image, factors, order):
 def carry_out(chosen: dict, image, flips: bool):
     """The choices [n, ...] about views uint8 [n, H, W, 3]."""
 
-    def where(name: str, changed):
+    def choose_from(name: str, changed, image):
         return jnp.where(chosen[name][:, None, None, None], changed, image)
 
     if flips:
-        image = where("flip", image[:, :, ::-1])
-    image = where("jitter", color_jitter(image, chosen["factors"], chosen["order"]))
-    image = where("grey", three_augment.grayscale(image))
-    image = where("blur", three_augment.gaussian_blur(image, chosen["radius"]))
-    return where("solarize", three_augment.solarize(image))
+        image = choose_from("flip", image[:, :, ::-1], image)
+    jittered = color_jitter(image, chosen["factors"], chosen["order"])
+    image = choose_from("jitter", jittered, image)
+    image = choose_from("grey", three_augment.grayscale(image), image)
+    blurred = three_augment.gaussian_blur(image, chosen["radius"])
+    image = choose_from("blur", blurred, image)
+    return choose_from("solarize", three_augment.solarize(image), image)
 
 
 def augment_views(key, image, local, flips: bool) -> tuple:
