@@ -12,11 +12,16 @@ KINDS = {
     "distill": "the label and a teacher's answer (DeiT, arXiv 2012.12877)",
     "masked_patches": "what corrupted patches show (arXiv 2010.11929 section 4.6)",
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
+    "dino": "agreement of crops with a teacher (DINO, arXiv 2104.14294, with iBOT's masked "
+            "patches)",
 }
-UNLABELLED = ("masked_patches", "mae")
+UNLABELLED = ("masked_patches", "mae", "dino")
 # Without effect with these.
 OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing", "data.class_balance")
 OF_LABELS += ("model.num_classes", "model.pre_logits", "model.head_bias", "model.head_std")
+MULTI_CROP = ("dino",)  # see several crops of every image
+# Of keys that say how the one crop of an image is made.
+ONE_CROP = {"objective": tuple(kind for kind in KINDS if kind not in MULTI_CROP)}
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),
@@ -43,6 +48,15 @@ DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
     temperature=key(3.0, "of both softmaxes", within=(1e-3, 1e3)),
     every=key(1, "steps from one answer of the teacher to the next; the others learn from labels",
               within=(1, LARGEST)),
+))
+
+# `config.data.views`.
+VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(
+    global_area=key((0.32, 1.0), "smallest and largest share of the image in the two global views",
+                    items=float, within=(1e-6, 1.0)),
+    local_area=key((0.05, 0.32), "the same of the local views", items=float, within=(1e-6, 1.0)),
+    local_count=key(8, "local views of an image", within=(0, 64)),
+    local_size=key(96, "their side in pixels", within=(1, 65_536)),
 ))
 # fmt: on
 
