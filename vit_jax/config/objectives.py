@@ -12,8 +12,9 @@ KINDS = {
     "distill": "the label and a teacher's answer (DeiT, arXiv 2012.12877)",
     "masked_patches": "what corrupted patches show (arXiv 2010.11929 section 4.6)",
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
+    "dino": "what a teacher, the running average, says of another view (arXiv 2104.14294)",
 }
-UNLABELLED = ("masked_patches", "mae")
+UNLABELLED = ("masked_patches", "mae", "dino")
 # Of keys that change labels or their loss.
 LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
 
@@ -43,6 +44,24 @@ DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
     every=key(1, "steps from one answer of the teacher to the next; the others learn from labels",
               within=(1, LARGEST)),
 ))
+DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
+    prototypes=key(65_536, "outputs of a head", within=(2, 2**24), state=True),
+    head_width=key(2048, "width of its two hidden layers", within=WIDTH, state=True),
+    bottleneck=key(256, "width of what is compared with the prototypes", within=WIDTH, state=True),
+    centering=key("centering", "what keeps the teacher from collapsing", {
+        "centering": "its running mean is subtracted (DINO)",
+        "sinkhorn_knopp": "prototypes are used equally often in a batch (SwAV, DINOv2)"},
+        state=True),
+    teacher_temperature=key(0.07, "of its softmax; that of the student is 0.1",
+                            within=(1e-3, 1e3)),
+    temperature_warmup_steps=key(0, "from 0.04 to teacher_temperature"),
+    freeze_last_layer=key(0, "first steps in which the prototypes do not change"),
+    ibot=key(True, "patches are hidden, and their outputs are learned as well (arXiv 2111.07832)",
+             state=True),
+    shared_head=key(False, "one head for images and patches", state=True,
+                    only_if={"dino.ibot": (True,)}),
+    koleo=key(0.1, "weight of the loss that keeps features apart (arXiv 1806.03198); 0: off"),
+))
 # fmt: on
 
-GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL)
+GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL, dino=DINO)

@@ -73,8 +73,8 @@ class Experiment:
         classes = facts.num_classes if configs.uses_labels(config) else 0
         model = make_model(config, classes, start)
         config = completed(config, model)
-        sharding.check_model(model, mesh)
         objective = make_objective(config, model, total_steps)
+        sharding.check_model(objective, mesh)
         config = with_fixed(config, objective)
         tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
         experiment = cls(config, facts, total_steps, mesh, model, objective, tx, schedule, chip)

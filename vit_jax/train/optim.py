@@ -113,7 +113,7 @@ def layer_of(path, depth: int):
         return int(block[2]) + 1
     if re.search(r"(^|/)encoderblock/", name):
         return jnp.arange(1, depth + 1)
-    if re.match(r"head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm", name):
+    if re.match(r"((dino|ibot|patch)_)?head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm", name):
         return depth + 1
     return 0
 

@@ -2,7 +2,7 @@
 
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
-from vit_jax.train.objectives import classify, mae, masked_patches
+from vit_jax.train.objectives import classify, dino, mae, masked_patches
 from vit_jax.train.objectives.objective import Objective
 
 
@@ -14,6 +14,7 @@ MAKE = {
     "classify": make_classify,
     "masked_patches": masked_patches.make,
     "mae": mae.make,
+    "dino": dino.make,
 }
 
 

@@ -79,6 +79,11 @@ class Objective:
         return {name: value for name, value in params.items() if name not in self.extra}
 
     @property
+    def tensor_sizes(self) -> dict[str, int]:
+        """Sizes by name that the number of devices of tensor parallelism must divide."""
+        return self.model.tensor_sizes
+
+    @property
     def train_flops(self) -> int:
         """FLOPs of a training step per image, without what remat computes again."""
         return (1 + BACKWARD) * self.model.flops
