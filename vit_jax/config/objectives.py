@@ -12,11 +12,15 @@ KINDS = {
     "distill": "the label and a teacher's answer (DeiT, arXiv 2012.12877)",
     "masked_patches": "what corrupted patches show (arXiv 2010.11929 section 4.6)",
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
-    "dino": "what a teacher, the running average, says of another view (arXiv 2104.14294)",
+    "dino": "agreement of crops with a teacher (DINO, arXiv 2104.14294, with iBOT's masked "
+            "patches)",
 }
 UNLABELLED = ("masked_patches", "mae", "dino")
+MULTI_CROP = ("dino",)  # which see several crops of every image
 # Of keys that change labels or their loss.
 LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
+# Of keys that say how the one crop of an image is made.
+ONE_CROP = {"objective": tuple(kind for kind in KINDS if kind not in MULTI_CROP)}
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),
@@ -44,6 +48,7 @@ DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
     every=key(1, "steps from one answer of the teacher to the next; the others learn from labels",
               within=(1, LARGEST)),
 ))
+
 DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
     prototypes=key(65_536, "outputs of a head", within=(2, 2**24), state=True),
     head_width=key(2048, "width of its two hidden layers", within=WIDTH, state=True),
@@ -61,6 +66,15 @@ DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
     shared_head=key(False, "one head for images and patches", state=True,
                     only_if={"dino.ibot": (True,)}),
     koleo=key(0.1, "weight of the loss that keeps features apart (arXiv 1806.03198); 0: off"),
+))
+
+# `config.data.views`.
+VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(
+    global_area=key((0.32, 1.0), "smallest and largest share of the image in the two global views",
+                    items=float, within=(1e-6, 1.0)),
+    local_area=key((0.05, 0.32), "the same of the local views", items=float, within=(1e-6, 1.0)),
+    local_count=key(8, "local views of an image", within=(0, 64)),
+    local_size=key(96, "their side in pixels", within=(1, 65_536)),
 ))
 # fmt: on
 

@@ -5,6 +5,7 @@ import re
 
 import ml_collections
 
+from vit_jax.config import objectives
 from vit_jax.config.key import is_own
 from vit_jax.errors import UserError
 
@@ -71,6 +72,17 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_views(views: ml_collections.ConfigDict) -> None:
+    """The areas of crops are ranges."""
+    for name in ("global_area", "local_area"):
+        area = views[name]
+        if len(area) != 2 or area[0] > area[1]:
+            raise UserError(
+                f"config key data.views.{name}={area} must be the smallest and the largest share "
+                "of an image, such as (0.32, 1.0): correct it"
+            )
+
+
 def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     """The metrics NAME/KEY of evaluations by which checkpoints can be ranked."""
     names = []
@@ -127,7 +139,7 @@ def check_model(config: ml_collections.ConfigDict) -> None:
             f"config key model.attention={model.attention} does not support "
             "model.posemb=relative: use einsum or auto"
         )
-    if config.label_smoothing and config.loss == "multilabel_xent":
+    if config.get("label_smoothing") and config.loss == "multilabel_xent":
         raise UserError(
             f"config key label_smoothing={config.label_smoothing} gives every class a part of the "
             "label, which loss=multilabel_xent counts in full: set it to 0"
@@ -173,6 +185,8 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
         )
     check_model(config)
     check_data(config.data)
+    if config.objective in objectives.MULTI_CROP:
+        check_views(config.data.views)
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)

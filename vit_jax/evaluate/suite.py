@@ -37,7 +37,7 @@ class Steps:
     """
 
     model: Classifier
-    classify: Callable
+    classify: Callable | None  # None: the model has no classes
     features: Callable
     logits: Callable | None = None
 
@@ -182,11 +182,14 @@ def make_steps(config, model) -> Steps:
     def features_fn(params, image):
         return pretrained.features(model, params, image)
 
-    loss = losses.make_loss(config, model.num_classes)
-    classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(model, jax.jit(classify), jax.jit(extract), jax.jit(logits))
+    classify = None
+    if model.num_classes:
+        loss = losses.make_loss(config, model.num_classes)
+        classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
+        classify = jax.jit(classify)
+    return Steps(model, classify, jax.jit(extract), jax.jit(logits))
 
 
 class Pass:

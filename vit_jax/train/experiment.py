@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data import to_device
+from vit_jax.data import shapes, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
@@ -100,7 +100,7 @@ class Experiment:
         """
         config = self.config
         own_evaluations.check(config, self.model, self.facts.set_size)
-        if config.data.augment:
+        if config.data.get("augment"):
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
             batch = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.abstract_batch
@@ -121,7 +121,7 @@ class Experiment:
         """A global batch as ShapeDtypeStructs with shardings."""
         config = self.config
         return to_device.abstract_batch(
-            self.mesh, config.data.batch_size, config.image_size, self.facts.set_size
+            self.mesh, config.data.batch_size, shapes.of_training(config), self.facts.set_size
         )
 
     @functools.cached_property

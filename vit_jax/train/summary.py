@@ -3,6 +3,7 @@
 import jax
 
 from vit_jax.config import is_own
+from vit_jax.data import shapes
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.errors import printable
@@ -46,7 +47,7 @@ def data_line(experiment) -> str:
     config = experiment.config
     batch = config.data.batch_size
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
-    mib = batch * 3 * config.image_size**2 / 2**20
+    mib = batch * shapes.num_bytes(shapes.of_training(config)) / 2**20
     name = catalog.data_name(config.data)
     return (
         f"data        {name}, {experiment.facts.num_examples:,} examples, batch {batch}"

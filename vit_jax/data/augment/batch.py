@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data.augment import erase, mix, randaugment, three_augment
+from vit_jax.data.augment import erase, mix, randaugment, three_augment, views
 from vit_jax.models import losses
 
 # Purposes of an example's random choices; each has its own key.
 FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)
+VIEWS = 0x76696577
 
 
 def keys(seed, purpose: int):
@@ -44,22 +46,42 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
     """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`,
     and `seed` as it was.
     """
+    if configs.has_views(config):
+        return make_views(config, normalize, num_classes)
     data = config.data
     own = make_own(config)
+    mixes = configs.uses_labels(config)
 
     def preprocess(batch, key) -> dict:
         label = losses.targets(batch["label"], num_classes)
-        if config.label_smoothing:
+        if mixes and config.label_smoothing:
             label = optax.smooth_labels(label, config.label_smoothing)
         image = augment_pixels(data, batch["image"], batch["seed"])
         image, label = own(image, label, key)
         image = normalize(image)
         if data.erase:
             image = erase.erase(keys(batch["seed"], ERASE), image, data.erase)
-        image, label, mask = mix.mix_batch(
-            key, image, label, batch["mask"], config.mixup, config.cutmix
-        )
+        mask = batch["mask"]
+        if mixes:
+            image, label, mask = mix.mix_batch(key, image, label, mask, config.mixup, config.cutmix)
         return dict(image=image, label=label, mask=mask, seed=batch["seed"])
+
+    return preprocess
+
+
+def make_views(config, normalize: Callable, num_classes: int) -> Callable:
+    """The same if examples have several views: `image` [batch, 2, H, W, 3] and `local` [batch,
+    views, side, side, 3]; the key of the step has no effect.
+    """
+
+    def preprocess(batch, key) -> dict:
+        found = views.augment_views(keys(batch["seed"], VIEWS), batch, config.data.flip)
+        rest = dict(
+            label=losses.targets(batch["label"], num_classes),
+            mask=batch["mask"],
+            seed=batch["seed"],
+        )
+        return {name: normalize(image) for name, image in found.items()} | rest
 
     return preprocess
 
