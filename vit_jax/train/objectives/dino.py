@@ -21,6 +21,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.train.objectives import block_masks, dino_targets
 from vit_jax.train.objectives.koleo import group_size, koleo
 from vit_jax.train.objectives.objective import BACKWARD, Objective
+from vit_jax.train.schedules import half_cosine
 
 HIDE = 0x69626F74  # purpose of an example's random choice of patches
 HEADS = 0x64696E6F  # of the seed of the heads
@@ -122,8 +123,7 @@ class Dino(Objective):
 
     def ema_decay(self, decay: float, step):
         """From `decay` to 1 by half a cosine."""
-        progress = jnp.minimum(step / self.total_steps, 1.0)
-        return 1.0 - (1.0 - decay) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+        return half_cosine(decay, 1.0, step / self.total_steps)
 
     def teacher_temperature(self, step):
         """From 0.04 in equal steps."""
