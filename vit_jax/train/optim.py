@@ -155,9 +155,7 @@ def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.Gradie
     return optax.stateless(update)
 
 
-def rising_decay(
-    wd: Callable, mults: Sequence[tuple[str, float]]
-) -> optax.GradientTransformation:
+def rising_decay(wd: Callable, mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
     """`decay_by_path` with `wd` by the number of updates."""
 
     def init(params):

@@ -101,8 +101,7 @@ class Dino(Objective):
 
     @property
     def tensor_sizes(self):
-        sizes = {"dino.prototypes": self.head.prototypes, "dino.head_width": self.head.width}
-        return super().tensor_sizes | sizes
+        return super().tensor_sizes | {"dino.prototypes": self.head.prototypes}
 
     def init(self, seed):
         params = super().init(seed)
