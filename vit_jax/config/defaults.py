@@ -223,6 +223,8 @@ OPTIM = dict(
     stairs_after=key(False, "lr changes one update later, as in TensorFlow 1's piecewise_constant",
                      only_if=STAIR),
     wd=key(0.0, "decoupled weight decay"),
+    wd_end=key(0.0, "weight decay at the end, reached by half a cosine; 0: that of the start",
+               state=True),
     wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
                     "schedule only (big_vision)",
                     only_if={"optim.name": ("adam", "sgd", "adafactor")}),

@@ -50,6 +50,25 @@ DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
               within=(1, LARGEST)),
 ))
 
+DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
+    prototypes=key(65_536, "outputs of a head", within=(2, 2**24), state=True),
+    head_width=key(2048, "width of its two hidden layers", within=WIDTH, state=True),
+    bottleneck=key(256, "width of what is compared with the prototypes", within=WIDTH, state=True),
+    centering=key("centering", "what keeps the teacher from collapsing", {
+        "centering": "its running mean is subtracted (DINO)",
+        "sinkhorn_knopp": "prototypes are used equally often in a batch (SwAV, DINOv2)"},
+        state=True),
+    teacher_temperature=key(0.07, "of its softmax; that of the student is 0.1",
+                            within=(1e-3, 1e3)),
+    temperature_warmup_steps=key(0, "from 0.04 to teacher_temperature"),
+    freeze_last_layer=key(0, "first steps in which the prototypes do not change"),
+    ibot=key(True, "patches are hidden, and their outputs are learned as well (arXiv 2111.07832)",
+             state=True),
+    shared_head=key(False, "one head for images and patches", state=True,
+                    only_if={"dino.ibot": (True,)}),
+    koleo=key(0.1, "weight of the loss that keeps features apart (arXiv 1806.03198); 0: off"),
+))
+
 # `config.data.views`.
 VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(
     global_area=key((0.32, 1.0), "smallest and largest share of the image in the two global views",
@@ -60,4 +79,4 @@ VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(
 ))
 # fmt: on
 
-GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL)
+GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL, dino=DINO)

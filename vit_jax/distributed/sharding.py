@@ -23,6 +23,7 @@ RULES = {
     "kv": None,
     "layers": None,
     "classes": None,
+    "prototypes": "tensor",
 }
 
 # Logical axes of the parameters that tensor parallelism splits (arXiv 1909.08053 section 3), by the
@@ -34,6 +35,7 @@ TENSOR_PARALLEL = (
     (r"Dense_0/kernel", ("embed", "mlp")),
     (r"Dense_0/bias", ("mlp",)),
     (r"Dense_1/kernel", ("mlp", "embed")),
+    (r"prototypes/kernel", ("embed", "prototypes")),
 )
 
 # A shard along fsdp has a multiple of this many rows: with 5 or 20 of them (H/14 over 256 chips)

@@ -3,7 +3,7 @@
 from vit_jax.errors import UserError
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
-from vit_jax.train.objectives import classify, mae, masked_patches
+from vit_jax.train.objectives import classify, dino, mae, masked_patches
 from vit_jax.train.objectives.objective import Objective
 
 
@@ -15,6 +15,7 @@ MAKE = {
     "classify": make_classify,
     "masked_patches": masked_patches.make,
     "mae": mae.make,
+    "dino": dino.make,
 }
 
 
