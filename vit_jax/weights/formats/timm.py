@@ -223,7 +223,8 @@ def add_prefix_rows(
       sizes: image sizes, each None if unknown. The first of grid and sizes that fits decides.
       has_entry: whether config.json names an entry of timm's table.
     """
-    prefix = sum(params[name].shape[1] for name in ("cls", "dist", "reg") if name in params)
+    has_cls = "cls" in params or fields["pool"] == "tok"
+    prefix = int(has_cls) + int(fields["distilled"]) + fields["registers"]
     length = params[POSEMB].shape[1]
     counts = []
     if grid:
