@@ -94,7 +94,8 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
     mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
     num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
     pool=key("tok", "what the head reads", {
-        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
+        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling",
+        "tok_gap": "class token and mean, side by side"}),
     class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
     distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
     registers=key(0, "further tokens that no head reads", within=WIDTH, like_weights=True),
@@ -106,6 +107,9 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
         "shared": "each block adds the same"},
         only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
     fc_norm=key(False, "the final LayerNorm comes after the pooling"),
+    mlp=key("", "layers of the MLP", {
+        "": "the variant's", "gelu": "two, with a GELU between them",
+        "swiglu": "two and a gate, as in DINOv2's giant"}),
     gelu=key("tanh", "form of GELU", {
         "tanh": "the approximation of the published code",
         "erf": "exact, as in timm (1.0.31) and Hugging Face"}, like_weights=True),

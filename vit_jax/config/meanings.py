@@ -51,6 +51,7 @@ NAMES = {
     "model.depth": "num_layers num_hidden_layers layers n_layers",
     "model.mlp_dim": "intermediate_size mlp_ratio",
     "model.num_heads": "num_attention_heads heads n_heads",
+    "model.mlp": "ffn_layer mlp_layer",
     "model.pool": "pool_type global_pool classifier",
     "model.dropout": "drop drop_rate hidden_dropout_prob dropout_rate",
     "model.droppath": "drop_path drop_path_rate stoch_depth stochastic_depth",

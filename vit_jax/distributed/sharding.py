@@ -32,8 +32,8 @@ TENSOR_PARALLEL = (
     (r"(query|key|value)/kernel", ("embed", "heads", "kv")),
     (r"(query|key|value)/bias", ("heads", "kv")),
     (r"out/kernel", ("heads", "kv", "embed")),
-    (r"Dense_0/kernel", ("embed", "mlp")),
-    (r"Dense_0/bias", ("mlp",)),
+    (r"(Dense_0|gate)/kernel", ("embed", "mlp")),
+    (r"(Dense_0|gate)/bias", ("mlp",)),
     (r"Dense_1/kernel", ("mlp", "embed")),
     (r"prototypes/kernel", ("embed", "prototypes")),
 )

@@ -138,12 +138,10 @@ class MaskedAutoencoder:
     def flops(self) -> int:
         """Forward FLOPs of one image: the encoder's blocks see only what is kept."""
         vit = self.vit
-        d, m = vit.width, vit.mlp_dim
         length = vit.num_prefix + self.num_kept
-        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * d
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
-        first = 2 * length * d * self.decoder.width
-        return patches + vit.depth * layer + first + self.decoder.flops
+        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * vit.width
+        first = 2 * length * vit.width * self.decoder.width
+        return patches + vit.depth * vit.block_flops(length) + first + self.decoder.flops
 
     def init(self, key) -> dict:
         """Fresh parameters, as in the published code: fixed positions, patches embedded by a Xavier

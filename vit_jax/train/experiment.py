@@ -210,7 +210,7 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
 
     Args:
       start: fields of the model that the run starts from. They hold for what the config leaves
-        open (None, or a size of 0), and for what it has no key for.
+        open (None, or the size of the variant), and for what it has no key for.
     """
     default = configs.defaults().model
     given = {name: value for name, value in config.model.items() if value is not None}
@@ -244,7 +244,7 @@ def completed(config, model: Classifier):
     values = {name: fields.get(name, default[name]) for name in missing}
     for name in values.keys() & sizes.keys():
         if values[name] == sizes[name]:
-            values[name] = 0
+            values[name] = default[name]
     if "variant" in values:
         values["variant"] = variant
     config = config.copy_and_resolve_references()
