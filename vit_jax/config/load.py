@@ -125,11 +125,24 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
     return None
 
 
+def not_chosen(flat: Mapping, name: str) -> tuple[str, tuple] | None:
+    """(the key because of which this one has no effect, the values with which it would), or None. A
+    part of the user's own may read the keys of all branches.
+    """
+    branch = selector_of(name)
+    if branch is None:
+        return None
+    selector, values = branch
+    is_chosen = flat[selector] in values
+    if not is_chosen and not (find(selector).choices and is_own(flat[selector])):
+        return branch
+    return not_chosen(flat, selector)
+
+
 def drop_branches(
     config: ml_collections.ConfigDict, in_file: Mapping, given: Mapping, given_where: str
 ) -> None:
-    """Removes the keys of branches that are not chosen; one that was given is a UserError. A part
-    of the user's own may read the keys of all branches.
+    """Removes the keys of branches that are not chosen; one that was given is a UserError.
 
     Values that a file gives for its own choice are dropped when an override chooses another.
 
@@ -138,10 +151,8 @@ def drop_branches(
     """
     flat = dict(flatten(config))
     for name in flat:
-        branch = selector_of(name)
-        if not branch or flat[branch[0]] in branch[1]:
-            continue
-        if find(branch[0]).choices and is_own(flat[branch[0]]):
+        branch = not_chosen(flat, name)
+        if branch is None:
             continue
         selector, values = branch
         if name in given or (name in in_file and selector not in given):

@@ -1,9 +1,11 @@
 """The objective that a config chooses."""
 
+from vit_jax.config import is_own
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
-from vit_jax.train.objectives import classify, mae, masked_patches
+from vit_jax.train.objectives import classify, distill, mae, masked_patches, own
 from vit_jax.train.objectives.objective import Objective
+from vit_jax.train.teacher import Teacher
 
 
 def make_classify(config, model: Classifier, total_steps: int) -> classify.Classify:
@@ -17,13 +19,20 @@ MAKE = {
 }
 
 
-def make_objective(config, model: Classifier, total_steps: int) -> Objective:
+def make_objective(
+    config, model: Classifier, total_steps: int, teacher: Teacher | None = None
+) -> Objective:
     """
     Args:
       model: what is evaluated and delivered.
       total_steps: updates of the run.
+      teacher: of a distillation.
 
     Raises:
       UserError: the objective does not fit to the model.
     """
+    if is_own(config.objective):
+        return own.make(config, model, total_steps)
+    if config.objective == "distill":
+        return distill.make(config, model, teacher.model)
     return MAKE[config.objective](config, model, total_steps)
