@@ -133,10 +133,9 @@ def not_chosen(flat: Mapping, name: str) -> tuple[str, tuple] | None:
     if branch is None:
         return None
     selector, values = branch
-    is_chosen = flat[selector] in values
-    if not is_chosen and not (find(selector).choices and is_own(flat[selector])):
-        return branch
-    return not_chosen(flat, selector)
+    reads_all = find(selector).choices and is_own(flat[selector])
+    is_chosen = flat[selector] in values or reads_all
+    return not_chosen(flat, selector) or (None if is_chosen else branch)
 
 
 def drop_branches(
