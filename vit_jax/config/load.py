@@ -133,9 +133,11 @@ def not_chosen(flat: Mapping, name: str) -> tuple[str, tuple] | None:
     if branch is None:
         return None
     selector, values = branch
+    first = not_chosen(flat, selector)
     reads_all = find(selector).choices and is_own(flat[selector])
-    is_chosen = flat[selector] in values or reads_all
-    return not_chosen(flat, selector) or (None if is_chosen else branch)
+    if first or reads_all or flat[selector] in values:
+        return first
+    return branch
 
 
 def drop_branches(
