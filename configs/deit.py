@@ -25,7 +25,7 @@ are not published. Convolutional teachers are better than a ViT in table 2.
 For hard targets without the token, add --config.model.distilled=False; for soft ones, also
 --config.distill.kind=soft --config.distill.weight=0.1.
 
-Cost: Ti/16 2.9e18 FLOP, S/16 1.1e19, B/16 4.0e19; as a teacher, R50x1 adds 3.1e18, R152x2 3.5e19
+Cost: Ti/16 2.9e18 FLOP, S/16 1.1e19, B/16 4.1e19; as a teacher, R50x1 adds 3.1e18, R152x2 3.5e19
 and B/16 1.4e19, all of them 1/k of that with --config.distill.teacher_every=k.
 
 Differences from theirs:
