@@ -14,8 +14,7 @@ KINDS = {
     "mae": "the pixels of hidden patches (arXiv 2111.06377)",
 }
 UNLABELLED = ("masked_patches", "mae")
-# Of keys that change labels or their loss.
-LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
+OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing")  # without effect with these
 
 MASKED_PATCHES = together(only_if={"objective": ("masked_patches",)}, vtab=False, keys=dict(
     ratio=key(0.5, "share of the patches that are corrupted", within=SHARE),

@@ -5,7 +5,9 @@ import re
 
 import ml_collections
 
+from vit_jax.config.defaults import RUN
 from vit_jax.config.key import is_own
+from vit_jax.config.objectives import OF_LABELS, UNLABELLED
 from vit_jax.errors import UserError
 
 
@@ -134,6 +136,18 @@ def check_model(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_objective(config: ml_collections.ConfigDict) -> None:
+    """Without labels, no key changes them or their loss."""
+    if config.objective not in UNLABELLED:
+        return
+    for name in OF_LABELS:
+        if config[name] != RUN[name].default:
+            raise UserError(
+                f"config key {name}={config[name]} has no effect with objective="
+                f"{config.objective}, which uses no labels: leave it out"
+            )
+
+
 def check_spikes(config: ml_collections.ConfigDict) -> None:
     """A spike is above the median, and there are checkpoints to go back to."""
     factor = config.spikes.factor
@@ -172,6 +186,7 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             "leave it empty"
         )
     check_model(config)
+    check_objective(config)
     check_data(config.data)
     check_evals(config)
     check_optim(config.optim)

@@ -42,7 +42,8 @@ def split_microbatches(batch, accum_steps: int):
     """[batch, ...] -> [accum_steps, batch / accum_steps, ...]; each device keeps its own rows."""
 
     def split(x):
-        return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
+        rows = x.shape[0] // accum_steps
+        return x.reshape(rows, accum_steps, *x.shape[1:]).swapaxes(0, 1)
 
     return jax.tree.map(split, batch)
 
@@ -54,7 +55,11 @@ def ema_update(ema_params, params, decay):
 
 def merge_microbatches(batch):
     """The inverse of `split_microbatches`."""
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), batch)
+
+    def merge(x):
+        return x.swapaxes(0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+    return jax.tree.map(merge, batch)
 
 
 def teach(objective: Objective, state: TrainState, batch, accum_steps: int):
