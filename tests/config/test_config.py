@@ -345,5 +345,6 @@ def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
         *("model.remat", "model.remat_names", "model.scan"),
         *("data.data_dir", "data.on_corrupt", "data.threads"),
         *("data.prefetch", "data.eval_cache_gib"),
+        *("distill.teacher", "distill.teacher_variant"),  # whose weights must stay the same
     }
     assert {name for name in configs.KEYS if name.split(".")[0] in groups} <= free

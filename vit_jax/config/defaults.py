@@ -65,7 +65,8 @@ RUN = dict(
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
                    "'': none"),
     accum_steps=key(1, "microbatches per update", within=COUNT, resume=True),
-    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False),
+    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False,
+                  own=("model", "total_steps")),
     loss=key("softmax_xent", "classification loss", {
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",

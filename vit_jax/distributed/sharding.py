@@ -124,12 +124,12 @@ def leaf_spec(
 
     Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits one more axis (`shard_rows`).
     With `zero` (ZeRO-1, arXiv 1910.02054 section 5.1) the optimizer state and the averaged
-    parameters are split over `data`, too.
+    parameters are split over `data`, too, but not a teacher, which every step needs whole.
     """
     axes: list = tensor_axes(name, shape, mesh_shape["tensor"])
     taken = [mesh_shape["tensor"] if axis else 1 for axis in axes]
     splits: list = ["fsdp"]
-    if zero and not name.startswith("params/"):
+    if zero and not name.startswith(("params/", "teacher/")):
         splits.insert(0, ("fsdp", "data"))
     for split in splits:
         shards = math.prod(mesh_shape[axis] for axis in mesh_axes(split))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import config as configs
 from vit_jax.config import own_parts
 from vit_jax.data.augment import erase, mix, randaugment, three_augment, views
 from vit_jax.models import losses

@@ -67,6 +67,10 @@ class Objective:
         """
         return {}
 
+    def abstract_teacher(self) -> dict:
+        """Parameters that stay as they are, in `state.teacher`, as ShapeDtypeStructs."""
+        return {}
+
     def loss(self, params, batch: dict, key, step) -> tuple[Any, dict]:
         """The loss of each example, float32 [batch], and metrics by name, [batch] each.
 
