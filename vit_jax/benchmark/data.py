@@ -34,7 +34,6 @@ SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 DISTANT_WARMUP = 4 * pipeline.READ_AT_ONCE_DISTANT
 DISTANT_IMAGES = 16 * pipeline.READ_AT_ONCE_DISTANT
 WARMUP = 4  # batches that are not counted: files are cached and threads started
-BATCH_KEYS = ("image", "label", "mask", "seed")
 
 
 def core_seconds() -> float:
@@ -65,17 +64,17 @@ def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, flo
 
 def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     """The pipeline cut off after each of its stages; the others are replaced by a constant."""
-    blank = tf.zeros([*host.size, 3], tf.uint8)
+    blank = {name: tf.zeros(shape, tf.uint8) for name, shape in host.shapes.items()}
 
     def until(stage: Callable) -> pipeline.Pipeline:
-        def image(encoded, seed, rotates):
+        def pixels(encoded, seed, rotates):
             with tf.control_dependencies([stage(encoded, seed, rotates)]):
-                return tf.identity(blank)
+                return tf.nest.map_structure(tf.identity, blank)
 
-        return dataclasses.replace(host, image=image)
+        return dataclasses.replace(host, pixels=pixels)
 
     found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
-    if config.data.crop in images.BOXES:
+    if config.data.get("crop") in images.BOXES:
         box = images.window(config.data, config.image_size)
         found["decode and crop"] = until(
             lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)
@@ -141,8 +140,7 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
 
 def host_batch(batches: Iterator) -> dict[str, np.ndarray]:
     """The arrays of the next batch that go to the devices."""
-    batch = next(batches)
-    return {key: batch[key] for key in BATCH_KEYS}
+    return to_device.for_device(next(batches))
 
 
 def bytes_per_image(batch: dict[str, np.ndarray], size: int) -> float:
@@ -222,7 +220,7 @@ def commands(config, args) -> dict[str, list[str]]:
         raise UserError(
             "--peer is missing: name the folder of the checkout of big_vision, --peer=DIR"
         )
-    if data.crop != "inception" or data.three_augment or not data.data_dir:
+    if data.get("crop") != "inception" or data.three_augment or not data.data_dir:
         raise UserError(
             "--against=big_vision measures inception crops of TFDS data: set data.crop=inception, "
             "data.three_augment=False and data.data_dir"

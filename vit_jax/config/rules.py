@@ -7,7 +7,7 @@ import ml_collections
 
 from vit_jax.config.defaults import KEYS, flatten
 from vit_jax.config.key import is_own
-from vit_jax.config.objectives import OF_LABELS, UNLABELLED
+from vit_jax.config.objectives import MULTI_CROP, OF_LABELS, UNLABELLED
 from vit_jax.errors import UserError
 
 
@@ -71,6 +71,17 @@ def check_data(data: ml_collections.ConfigDict) -> None:
             f"config key data.batch_size={data.batch_size} is not divisible by "
             f"data.repeats={data.repeats}: change one of them"
         )
+
+
+def check_views(views: ml_collections.ConfigDict) -> None:
+    """The areas of crops are ranges."""
+    for name in ("global_area", "local_area"):
+        area = views[name]
+        if len(area) != 2 or area[0] > area[1]:
+            raise UserError(
+                f"config key data.views.{name}={area} must be the smallest and the largest share "
+                "of an image, such as (0.32, 1.0): correct it"
+            )
 
 
 def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
@@ -205,6 +216,8 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_model(config)
     check_objective(config)
     check_data(config.data)
+    if config.objective in MULTI_CROP:
+        check_views(config.data.views)
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)

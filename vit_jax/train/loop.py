@@ -25,6 +25,7 @@ from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.evaluate import suite
 from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
+from vit_jax.train import teacher as teachers
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.experiment import Experiment, warn_of_epochs
 from vit_jax.train.pictures import Pictures, make_pictures
@@ -42,11 +43,14 @@ def train(config, folder: epath.Path, files: Files) -> None:
     source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     fields, weights = states.find_start(config, folder)
-    experiment = Experiment.build(config, catalog.found(config, source), mesh, start=fields)
+    teacher = teachers.read(config)
+    facts = catalog.found(config, source)
+    experiment = Experiment.build(config, facts, mesh, start=fields, teacher=teacher)
     config = experiment.config
     evaluations = run_data.open_evaluations(experiment, files)
-    workdir.check(folder, config, source.fingerprint)
-    preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    inputs = dict(data=source.fingerprint, teacher=experiment.teacher_fingerprint)
+    workdir.check(folder, config, source.fingerprint, teacher=experiment.teacher_fingerprint)
+    preflight.check(dict(configs.flatten(config)) | inputs, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
     warn_of_epochs(experiment)
@@ -63,7 +67,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment, weights)
         del weights  # gigabytes that the run needs no more
-        workdir.claim(folder, config, source.fingerprint)
+        workdir.claim(folder, config, source.fingerprint, experiment.teacher_fingerprint)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
         with account.spending("compilation"):

@@ -5,13 +5,14 @@ it contains, and a contact sheet of its images.
 import contextlib
 from collections.abc import Callable
 
+import ml_collections
 import numpy as np
 import tensorflow as tf
 from rich.table import Table
 
 from vit_jax import config as configs
 from vit_jax.cli.terminal import Console
-from vit_jax.config import is_own
+from vit_jax.config import eval_defaults, is_own
 from vit_jax.data import pipeline
 from vit_jax.data.check import contact_sheet
 from vit_jax.data.sources import catalog, ignored, source, splits, vtab_tasks
@@ -78,7 +79,7 @@ def statistics(batch: dict) -> dict:
 
 def corrupt_images(config, opened: source.Source) -> list[str]:
     """Names of all images that can't be decoded; reads the whole split."""
-    data = config.data.copy_and_resolve_references()
+    data = ml_collections.ConfigDict(eval_defaults()["data"])
     data.crop = "resize"
     rows = np.arange(256)
     host = pipeline.eval_pipeline(

@@ -151,11 +151,12 @@ def draw(data: Described, name: str, folder_: str) -> str:
     rows = np.arange(len(numbers))
     how = pipeline.preparation.Preparation(size=(SIDE, SIDE), target=(SIDE, SIDE))
     threads = pipeline.cores()
+    most = pipeline.images.most_pixels(threads)
     host = pipeline.Pipeline(
         source=Subset(data.listing, numbers),
         items=pipeline.order.eval_items(len(numbers), len(numbers), rows),
-        image=pipeline.images.eval_image(how, pipeline.images.most_pixels(threads)),
-        size=(SIDE, SIDE),
+        pixels=pipeline.images.alone(pipeline.images.eval_image(how, most)),
+        shapes=pipeline.shapes.of_one(how.size),
         rows=len(numbers),
         steps=1,
         on_corrupt="skip",
