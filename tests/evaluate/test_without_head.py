@@ -44,6 +44,14 @@ def test_training_without_labels_is_evaluated_by_its_features():
         loaded(evals=knn, checkpoint=dict(every=2, keep_best="eval/near/top1"))
 
 
+def test_labels_that_training_data_do_not_have_are_asked_for(tmp_path):
+    (tmp_path / "a.png").write_bytes(digits.png(np.zeros((8, 8), np.uint8)))
+    data = dict(name=f"folder:{tmp_path}")
+    config = loaded(image_size=8, data=data, evals=dict(near=dict(type="knn")))
+    with pytest.raises(UserError, match=r"^evals.near needs labels, .*: set evals.near.data.name"):
+        suite.open_all(config, meshes.make_mesh(config.mesh), (), 0)
+
+
 def of_logits(logits):
     return dict(mean=float(np.mean(logits)))
 
