@@ -16,7 +16,7 @@ from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
 from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.schedules import make_schedule
-from vit_jax.weights import adapt, scan_layout
+from vit_jax.weights import adapt, names, scan_layout
 
 CONFIGS = ROOT / "configs"
 
@@ -215,6 +215,9 @@ COSTS = [
     ("vtab.py", "vit", "x 4.26e17 FLOP"),
     ("finetune.py", "B/16,cifar10", "1.7e18 FLOP"),
     ("pretrain.py", "B/16,imagenet2012", "4.1e19 FLOP"),
+    ("deit.py", "Ti/16", "Ti/16 2.9e18 FLOP"),
+    ("deit.py", "S/16", "S/16 1.1e19"),
+    ("deit.py", "B/16", "B/16 4.1e19"),
     ("deit3.py", "S/16,imagenet2012", "S/16 2.8e19 FLOP"),
     ("deit3.py", "B/16,imagenet2012", "B/16 7.9e19"),
     ("deit3.py", "L/16,imagenet2012", "L/16 2.8e20"),
@@ -475,8 +478,59 @@ def test_fine_tuning_of_mae_is_that_of_its_authors(variant, epochs, base_lr, lay
 
 
 @pytest.mark.parametrize(
+    ("variant", "millions", "distilled"),
+    [("Ti/16", 5.717, 5.911), ("S/16", 22.051, 22.436), ("B/16", 86.568, 87.338)],
+)
+def test_deit_is_arxiv_2012_12877(variant, millions, distilled):
+    """Table 9 of the paper, main.py of the authors' code, and the parameters of their weights."""
+    config = load(f"deit.py:{variant}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.total_epochs, config.image_size, config.label_smoothing) == (300, 224, 0.1)
+    assert (optim.name, optim.lr, optim.wd, optim.wd_times_lr) == ("adam", 1e-3, 0.05, True)
+    assert (optim.schedule, optim.b1, optim.b2, optim.grad_clip_norm) == ("cosine", 0.9, 0.999, 0)
+    assert abs(optim.warmup_steps - 5 * 1_281_167 / data.batch_size) <= 0.5
+    assert (config.mixup, config.cutmix, data.erase, data.repeats) == (0.8, 1.0, 0.25, 3)
+    assert (data.randaug_layers, data.randaug_magnitude) == (2, 9.0)
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.08, "bicubic")
+    assert (model.dropout, model.droppath, model.droppath_shape) == (0.0, 0.1, "linear")
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (config.evals.val.data.crop, config.evals.val.data.fraction) == ("central", 0.875)
+    _, params = built(config)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6 == pytest.approx(
+        millions, abs=6e-4
+    )
+    config = load(f"deit.py:{variant},R50x1")
+    assert (config.objective, config.distill.kind, config.distill.weight) == (
+        "distill",
+        "hard",
+        0.5,
+    )
+    assert config.model.distilled
+    _, params = built(config)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6 == pytest.approx(
+        distilled, abs=6e-4
+    )
+
+
+def test_the_teachers_of_deit_are_published_weights_whose_cost_the_docstring_says():
+    recipes = configs.import_file(str(CONFIGS / "deit.py"))
+    words = " ".join(recipes.__doc__.split())
+    for variant, weights in recipes.TEACHERS.items():
+        assert names.source_of(weights).startswith("https://")
+        one = experiment.Experiment.declared(load(f"deit.py:B/16,{variant}"))
+        assert one.teacher.model.image_size == (224, 224)
+        cost = one.teacher.model.flops * one.config.data.batch_size * one.total_steps
+        assert f"{cost:.1e}".replace("+", "") in words.partition("as a teacher")[2]
+
+
+@pytest.mark.parametrize(
     ("recipe", "message"),
     [
+        (
+            "deit.py:L/16",
+            r"no recipe for L/16: write VARIANT\[,TEACHER\], with VARIANT one of Ti/16",
+        ),
+        ("deit.py:B/16,regnet", "no recipe for B/16,regnet: write .* TEACHER one of R50x1, R152x2"),
         ("augreg.py:H/14,imagenet2012", "gives no augmentation for H/14: write VARIANT,DATASET"),
         ("augreg.py:B/16,imagenet2012,strong3", "gives no augmentation for B/16"),
         ("augreg.py:B/16,cifar10", "has no recipe for cifar10: choose imagenet2012 or imagenet21k"),
@@ -508,6 +562,7 @@ def all_recipes() -> list[str]:
         for dataset in ("imagenet2012", "imagenet21k")
     ]
     found += [f"{file}.py:B/16" for file in ("mae", "mae_finetune", "mae_linear_probe")]
+    found += [f"deit.py:{argument}" for argument in ("B/16", "Ti/16,R50x1", "B/16,B/16")]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
     found += [f"finetune.py:B/16,{name}" for name in sets if name not in ("jft300m", "imagenet21k")]

@@ -325,6 +325,23 @@ def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
     assert lost == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.parametrize(("times_lr", "rate"), [(True, 0.01), (False, 1.0)])
+def test_decay_rises_by_half_a_cosine(times_lr, rate):
+    """The schedule of weight decay of facebookresearch/dino: utils.cosine_scheduler."""
+    config = settings(
+        wd=0.04, wd_end=0.4, wd_times_lr=times_lr, schedule="constant", warmup_steps=0
+    )
+    params = {"a": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
+    tx, _ = optim.make_optimizer(config, params, 8)
+    state = tx.init(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for number in range(8):
+        updates, state = tx.update(zeros, state, params)
+        wd = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * number / 8))
+        np.testing.assert_allclose(updates["a"]["kernel"], -rate * wd, rtol=1e-5)
+        assert not updates["a"]["bias"].any()
+
+
 def test_decay_reaches_the_masked_parameters_only():
     params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "kernel_like": jnp.ones(3)}
     tx, _ = optim.make_optimizer(settings(wd=0.1, warmup_steps=0), params, 10)

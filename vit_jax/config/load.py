@@ -125,11 +125,24 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
     return None
 
 
+def excluded_by(name: str, flat: Mapping) -> tuple[str, tuple] | None:
+    """(the key whose value leaves this one without effect, the values with which it has one), or
+    None. A part of the user's own may read the keys of all branches.
+    """
+    branch = selector_of(name)
+    if not branch:
+        return None
+    selector, values = branch
+    chosen = flat[selector]
+    if chosen in values or (find(selector).choices and is_own(chosen)):
+        return excluded_by(selector, flat)
+    return branch
+
+
 def drop_branches(
     config: ml_collections.ConfigDict, in_file: Mapping, given: Mapping, given_where: str
 ) -> None:
-    """Removes the keys of branches that are not chosen; one that was given is a UserError. A part
-    of the user's own may read the keys of all branches.
+    """Removes the keys of branches that are not chosen; one that was given is a UserError.
 
     Values that a file gives for its own choice are dropped when an override chooses another.
 
@@ -138,10 +151,8 @@ def drop_branches(
     """
     flat = dict(flatten(config))
     for name in flat:
-        branch = selector_of(name)
-        if not branch or flat[branch[0]] in branch[1]:
-            continue
-        if find(branch[0]).choices and is_own(flat[branch[0]]):
+        branch = excluded_by(name, flat)
+        if not branch:
             continue
         selector, values = branch
         if name in given or (name in in_file and selector not in given):
@@ -242,6 +253,11 @@ def override(values: dict, given: Mapping, given_where: str) -> ml_collections.C
 def uses_labels(config: ml_collections.ConfigDict) -> bool:
     """Whether a run learns from labels; an objective of the user's own may."""
     return config.objective not in objectives.UNLABELLED
+
+
+def has_views(config: ml_collections.ConfigDict) -> bool:
+    """Whether training sees several crops of every image, those of `config.data.views`."""
+    return config.objective in objectives.MULTI_CROP
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict:

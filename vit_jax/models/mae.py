@@ -138,12 +138,10 @@ class MaskedAutoencoder:
     def flops(self) -> int:
         """Forward FLOPs of one image: the encoder's blocks see only what is kept."""
         vit = self.vit
-        d, m = vit.width, vit.mlp_dim
         length = vit.num_prefix + self.num_kept
-        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * d
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
-        first = 2 * length * d * self.decoder.width
-        return patches + vit.depth * layer + first + self.decoder.flops
+        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * vit.width
+        first = 2 * length * vit.width * self.decoder.width
+        return patches + vit.depth * vit.block_flops(length) + first + self.decoder.flops
 
     def init(self, key) -> dict:
         """Fresh parameters, as in the published code: fixed positions, patches embedded by a Xavier
@@ -187,9 +185,24 @@ class MaskedAutoencoder:
         patches = patchify(image, self.vit.patch_size)
         if not self.norm_pixels:
             return patches
-        mean = patches.mean(axis=-1, keepdims=True)
-        variance = patches.var(axis=-1, keepdims=True, ddof=1)
-        return (patches - mean) / jnp.sqrt(variance + 1e-6)
+        mean, std = mean_and_std(patches)
+        return (patches - mean) / std
+
+    def pixels(self, prediction, image):
+        """The inverse of `targets`: what a prediction for an image means, [batch, patches, h * w *
+        3].
+        """
+        if not self.norm_pixels:
+            return prediction
+        mean, std = mean_and_std(patchify(image, self.vit.patch_size))
+        return prediction * std + mean
+
+
+def mean_and_std(patches):
+    """[batch, patches, 1] each, of the pixels of a patch."""
+    mean = patches.mean(axis=-1, keepdims=True)
+    variance = patches.var(axis=-1, keepdims=True, ddof=1)
+    return mean, jnp.sqrt(variance + 1e-6)
 
 
 def fix_positions(params: dict, grid: tuple[int, int]) -> None:
@@ -213,3 +226,12 @@ def patchify(image, patch_size: tuple[int, int]):
     image = image[:, : rows * h, : columns * w]
     patches = image.reshape(batch, rows, h, columns, w, channels).transpose(0, 1, 3, 2, 4, 5)
     return patches.reshape(batch, rows * columns, h * w * channels)
+
+
+def unpatchify(patches, grid: tuple[int, int], patch_size: tuple[int, int]):
+    """[batch, patches, h * w * channels] -> [batch, H, W, channels]."""
+    rows, columns = grid
+    h, w = patch_size
+    shape = (len(patches), rows, columns, h, w, -1)
+    image = patches.reshape(shape).transpose(0, 1, 3, 2, 4, 5)
+    return image.reshape(len(patches), rows * h, columns * w, -1)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.data import shapes
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
@@ -205,7 +206,7 @@ def guess(one: Sketch) -> Guess:
     config = one.config
     images = config.data.batch_size / one.batch_shards
     memory, gradients = state_bytes(one)
-    memory += config.data.prefetch * images * 3 * config.image_size**2
+    memory += config.data.prefetch * images * shapes.num_bytes(shapes.of_training(config))
     if config.accum_steps > 1:  # the sum over microbatches stays in memory
         memory += gradients
     # Activations are freed while gradients are computed.

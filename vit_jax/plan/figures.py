@@ -82,18 +82,22 @@ def step_ms(
 def hbm_gib(experiment: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     prefetch = experiment.config.data.prefetch
-    params = shard_bytes(experiment.abstract_state.params)
-    opt_state = shard_bytes(experiment.abstract_state) - params
+    state = experiment.abstract_state
+    params = shard_bytes(state.params)
+    teacher = shard_bytes(state.teacher)
+    opt_state = shard_bytes(state) - params - teacher
     batch = shard_bytes(experiment.abstract_batch)
     # The compiler counts one batch; the prefetched ones are on the chip, too.
     total = compiled.total_bytes + batch * (prefetch - 1)
     sizes = dict(
         params=params,
         opt_state=opt_state,
-        activations=max(total - params - opt_state - batch * prefetch, 0),
+        activations=max(total - params - opt_state - teacher - batch * prefetch, 0),
         batch=batch * prefetch,
         total=total,
     )
+    if teacher:
+        sizes["teacher"] = teacher
     return {kind: size / GIB for kind, size in sizes.items()}
 
 

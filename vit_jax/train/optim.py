@@ -1,7 +1,7 @@
 """Optimizers, assembled from optax."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
 from vit_jax.models.mae import DECODER
 from vit_jax.train.own_optimizer import own_optimizer
-from vit_jax.train.schedules import make_schedule, own_schedule
+from vit_jax.train.schedules import half_cosine, make_schedule, own_schedule
 
 LARS_TRUST = 0.001  # of the published code
 
@@ -126,7 +126,8 @@ def layer_of(path, depth: int):
         return int(block[2]) + 1
     if re.search(r"(^|/)encoderblock/", name):
         return jnp.arange(1, depth + 1)
-    if re.match(r"head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm", name):
+    last = r"(dino_|ibot_|patch_)?head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm"
+    if re.match(last, name):
         return depth + 1
     return 0
 
@@ -169,6 +170,31 @@ def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.Gradie
     return optax.stateless(update)
 
 
+def rising_decay(wd: Callable, mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
+    """`decay_by_path` with `wd` by the number of updates."""
+
+    def init(params):
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params):
+        decay = decay_by_path(wd(state.count), mults)
+        updates, _ = decay.update(updates, optax.EmptyState(), params)
+        return updates, optax.ScaleByScheduleState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def weight_decay(config, total_steps: int, divisor: float) -> optax.GradientTransformation:
+    """Adds the decay of the config, divided by `divisor`."""
+    if not config.wd_end:
+        return decay_by_path(config.wd / divisor, config.wd_mults)
+
+    def wd(count):
+        return half_cosine(config.wd, config.wd_end, count / total_steps) / divisor
+
+    return rising_decay(wd, config.wd_mults)
+
+
 def scale_by_trust_ratio(
     mults: Sequence[tuple[str, float]], trust: float = 1.0
 ) -> optax.GradientTransformation:
@@ -196,7 +222,7 @@ def scale_by_trust_ratio(
     )
 
 
-def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
+def decay_and_mults(config, depth: int, total_steps: int) -> list[optax.GradientTransformation]:
     """What follows the optimizer: weight decay, the trust ratio of lamb, and learning-rate factors.
 
     All of it is multiplied by the learning rate. AdamW's decay is multiplied by that of the
@@ -211,9 +237,9 @@ def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
         mults.append(scale_by_layer(config.layer_decay, depth))
     times_lr = config.name in ("lamb", "lars") or config.wd_times_lr
     decay = []
-    if config.wd and config.name != "lars":
-        wd = config.wd if times_lr else config.wd / config.lr
-        decay.append(decay_by_path(wd, config.wd_mults))
+    if (config.wd or config.wd_end) and config.name != "lars":
+        divisor = 1.0 if times_lr else config.lr
+        decay.append(weight_decay(config, total_steps, divisor))
         if config.name == "lamb":
             decay.append(scale_by_trust_ratio(config.wd_mults))
     return decay + mults if times_lr else mults + decay
@@ -296,7 +322,7 @@ def make_optimizer(config, params, total_steps: int, whole=None):
             "set it to 1"
         )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
-    if config.wd:
+    if config.wd or config.wd_end:
         check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults], params)
     clip = optax.identity()
     if config.grad_clip_norm:
@@ -304,7 +330,7 @@ def make_optimizer(config, params, total_steps: int, whole=None):
     tx = optax.chain(
         clip,
         optimizer,
-        *decay_and_mults(config, depth),
+        *decay_and_mults(config, depth, total_steps),
         optax.scale_by_learning_rate(schedule),
     )
     if config.frozen:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from vit_jax.data.augment.batch import keys
 from vit_jax.errors import UserError
-from vit_jax.models.mae import DECODER, MaskedAutoencoder
+from vit_jax.models.mae import DECODER, MaskedAutoencoder, patchify, unpatchify
 from vit_jax.train.objectives.objective import BACKWARD, Objective, Stack
 from vit_jax.weights import scan_layout
 from vit_jax.weights.autoencoder import fit_decoder
@@ -58,6 +58,7 @@ class Mae(Objective):
     autoencoder: MaskedAutoencoder
 
     extra = (DECODER,)
+    draws = ("seen", "reconstruction", "original")
 
     @property
     def fixed(self):
@@ -77,12 +78,27 @@ class Mae(Objective):
         check_settings(self.autoencoder, weights)
         return {DECODER: fit_decoder(weights, self.autoencoder)}
 
-    def loss(self, params, batch, key, step):
+    def noise(self, seed):
+        """What decides which patches are seen: int32 [batch, 2] -> float32 [batch, patches]."""
         shape = (self.autoencoder.num_patches,)
-        noise = jax.vmap(lambda key: jax.random.uniform(key, shape))(keys(batch["seed"], HIDE))
+        return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys(seed, HIDE))
+
+    def loss(self, params, batch, key, step):
+        noise = self.noise(batch["seed"])
         options = dict(train=True, rngs={"dropout": key})
         loss, _, _ = losses(self.autoencoder, params, batch["image"], noise, **options)
         return loss, {}
+
+    def pictures(self, params, batch):
+        """Hidden patches are grey in what is seen, and predicted in the reconstruction."""
+        model = self.model
+        image = batch["image"]
+        _, prediction, mask = losses(self.autoencoder, params, image, self.noise(batch["seed"]))
+        hidden = mask[..., None] > 0
+        patches = patchify(image, model.patch_size)
+        predicted = self.autoencoder.pixels(prediction, image)
+        kinds = (jnp.where(hidden, 0, patches), jnp.where(hidden, predicted, patches), patches)
+        return tuple(model.denormalize(unpatchify(x, model.grid, model.patch_size)) for x in kinds)
 
     @property
     def tensor_sizes(self):

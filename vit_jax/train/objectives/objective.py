@@ -43,6 +43,7 @@ class Objective:
 
     extra = ()  # names in the parameters, at the top, of what the model does not have
     fixed = ""  # a pattern: parameters that never change, besides those of `optim.frozen`
+    draws = ()  # names of what `pictures` returns
     teaches = False  # whether there are `teach` and `targets`
 
     def init(self, seed: int) -> dict:
@@ -66,12 +67,22 @@ class Objective:
         """
         return {}
 
+    def abstract_teacher(self) -> dict:
+        """Parameters that stay as they are, in `state.teacher`, as ShapeDtypeStructs."""
+        return {}
+
     def loss(self, params, batch: dict, key, step) -> tuple[Any, dict]:
         """The loss of each example, float32 [batch], and metrics by name, [batch] each.
 
         Args:
           key: of dropout, another one in each microbatch.
           step: updates done, int32 [].
+        """
+        raise NotImplementedError
+
+    def pictures(self, params, batch: dict) -> tuple:
+        """Pictures to see the progress by, of each example those of `draws`: float32 [batch, H, W,
+        3] each, 0 to 1.
         """
         raise NotImplementedError
 

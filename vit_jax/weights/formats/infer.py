@@ -8,7 +8,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
 from vit_jax.models.mae import DECODER
-from vit_jax.weights.formats.weights import BLOCK, POSEMB, in_file, nearest, unknown_names
+from vit_jax.weights.formats.weights import BLOCK, MLP, POSEMB, in_file, nearest, unknown_names
 from vit_jax.weights.scan_layout import flatten
 
 
@@ -57,7 +57,8 @@ def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]
         architecture="vit",
         width=kernel[-1],
         depth=len(blocks),
-        mlp_dim=shape(f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2)[-1],
+        mlp_dim=shape(f"{MLP}/Dense_0/kernel", 2)[-1],
+        mlp="swiglu" if outputs(f"{MLP}/gate") else "gelu",
         num_heads=shape(f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3)[1],
         patch_size=tuple(kernel[:2]),
         pool=pooling(params),

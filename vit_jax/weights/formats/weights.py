@@ -10,6 +10,7 @@ from vit_jax.errors import UserError, read_problem
 
 POSEMB = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_0"
+MLP = f"{BLOCK}/MlpBlock_3"
 
 
 @dataclasses.dataclass(frozen=True)
