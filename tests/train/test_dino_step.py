@@ -144,6 +144,50 @@ def test_what_learns_and_how_the_teacher_follows():
     assert set(objective().of_model(state.params)) == {"embedding", "cls", "Transformer"}
 
 
+def softmax(x, temperature):
+    e = np.exp((x - x.max(-1, keepdims=True)) / temperature)
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_losses_are_their_definitions():
+    """Loops in numpy over views and patches; only the model and the heads are the same code."""
+    state, train_step = setup()
+    small = objective()
+    batch = make_batch()
+    hidden, _, _ = jax.device_get(small.hide(batch["seed"]))
+    backbone = {"params": small.of_model(state.params)}
+    encoder = small.encoder
+
+    def head(name, tokens):
+        return np.asarray(small.head.apply({"params": state.params[name]}, tokens), np.float64)
+
+    teacher = []
+    student = []
+    for view in range(2):
+        image = batch["image"][:, view]
+        teacher.append(encoder.apply(backbone, image))
+        mask = jnp.asarray(hidden[:, view, :, None])
+        change = lambda x, mask=mask: x * ~mask + state.params[MASK] * mask  # noqa: E731
+        student.append(encoder.apply(backbone, image, change=change))
+    local = small.local_tokens(state.params, batch["local"])
+    said = [softmax(head(HEAD, tokens[:, 0]), 0.04) for tokens in teacher]
+    heard = [tokens[:, 0] for tokens in student] + [local[:, 0], local[:, 1]]
+    heard = [np.log(softmax(head(HEAD, tokens), 0.1)) for tokens in heard]
+    pairs = [(t, v) for t in range(2) for v in range(4) if t != v]
+    dino = np.mean([-(said[t] * heard[v]).sum(-1) for t, v in pairs])
+
+    ibot = 0.0
+    for view in range(2):
+        target = softmax(head(PATCH_HEAD, teacher[view][:, 1:]), 0.04)
+        found = np.log(softmax(head(PATCH_HEAD, student[view][:, 1:]), 0.1))
+        terms = -(target * found).sum(-1)
+        masked = hidden[:, view]
+        ibot += (terms * masked).sum(1) / np.maximum(masked.sum(1), 1) / 2
+    _, metrics = train_step(state, batch)
+    assert float(metrics["train/dino"]) == pytest.approx(dino, rel=1e-5)
+    assert float(metrics["train/ibot"]) == pytest.approx(ibot.mean(), rel=1e-5)
+
+
 def test_extra_parameters():
     assert objective(ibot=False).extra == (HEAD,)
     assert objective(shared_head=True).extra == (HEAD, MASK)
