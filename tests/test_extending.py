@@ -39,6 +39,7 @@ FILES = {
     code.split("\n")[0].removeprefix("# "): code
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 }
+CONFIGS = ("my_config.py", "my_pretraining.py")
 STEPS = ["--config.log_every=1", "--config.checkpoint.every=3"]
 
 
@@ -80,13 +81,13 @@ def first_params(config):
 
 def test_every_kind_has_an_example_of_at_most_30_lines():
     kinds = {name for name, key in configs.KEYS.items() if key.own}
-    config = FILES["my_config.py"]
+    config = "".join(FILES[name] for name in CONFIGS)
     assert kinds - {"evals.*.data.name"} == {
-        *("loss", "optim.name", "optim.schedule", "data.augment"),
+        *("objective", "loss", "optim.name", "optim.schedule", "data.augment"),
         *("evals.*.type", "model.variant", "data.name"),
     }
     assert set(re.findall(r'"(my_\w+):\w+"', config)) == {
-        name.removesuffix(".py") for name in FILES if name != "my_config.py"
+        name.removesuffix(".py") for name in FILES if name not in CONFIGS
     }
     assert max(len(code.splitlines()) for code in FILES.values()) <= 30
     for key in kinds:  # the page names every argument
@@ -276,6 +277,99 @@ def test_what_is_recorded_decides_whether_a_run_continues(done, capsys):
     assert "user.gamma: 2.0 -> 3.0" in last_error(capsys)
     assert train.main([*arguments, "--config.user.more.depth=3"]) == 2
     assert "user.more.depth: (unset) -> 3" in last_error(capsys)
+
+
+# --- an objective ---
+
+
+def pretrain(workdir, *arguments: str) -> int:
+    return train.main(["--config=my_pretraining.py", f"--workdir={workdir}", *STEPS, *arguments])
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_users_own_trains_continues_and_is_loaded_without_its_code(
+    folder, tmp_path, monkeypatch
+):
+    assert pretrain("turns") == 0
+    lines = metric_lines(folder / "turns")
+    assert lines[0]["train/loss"] == pytest.approx(np.log(4), rel=1e-5)
+    assert lines[-1]["train/loss"] < np.log(4) and 0 < lines[-1]["train/top1"] <= 1
+    assert "eval/val/knn" in lines[2]
+    stop = lambda self, step: 1 / 0 if step == 5 else None  # noqa: E731
+    monkeypatch.setattr(ProfilerWindow, "before_step", stop)
+    with pytest.raises(ZeroDivisionError):
+        pretrain("turns_again")
+    monkeypatch.undo()
+    assert pretrain("turns_again") == 0
+    again = metric_lines(folder / "turns_again")
+    assert [line["train/loss"] for line in again] == [line["train/loss"] for line in lines]
+    params = saved(folder / "turns", 6)
+    resumed = saved(folder / "turns_again", 6)
+    assert all(np.array_equal(params[name], resumed[name]) for name in params)
+    assert params["turns/kernel"].any() and not params["head/kernel"].any()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_objective", None)
+    model, loaded = vit_jax.from_pretrained(folder / "turns")
+    assert "turns" not in loaded and model.num_classes == 10
+    assert np.array_equal(loaded["embedding"]["kernel"], params["embedding/kernel"])
+
+
+BAD_OBJECTIVES = """
+import jax.numpy as jnp
+from vit_jax.train.objectives.objective import Objective
+
+def nothing(model):
+    return None
+
+class Mean(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean(), {}
+
+class Alone(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean((1, 2, 3))
+
+class Metric(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean((1, 2, 3)), dict(size=jnp.ones(()))
+
+class Broken(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["pixels"], {}
+
+class Unnamed(Mean):
+    def init(self, seed):
+        return super().init(seed) | dict(more=jnp.ones(()))
+
+class Missing(Mean):
+    extra = ("more",)
+
+class Changed(Mean):
+    def init(self, seed):
+        return super().init(seed) | dict(cls=jnp.ones(()))
+
+class Teaches(Mean):
+    teaches = True
+"""
+BAD = {
+    "nothing": "gives a NoneType, but it must give a subclass of",
+    "Mean": r"returns float32 \[\] as 'loss' in `loss` for 4 images, but it must return float32 \[ba",
+    "Alone": "in `loss`, but it must return the pair",
+    "Metric": r"returns float32 \[\] as 'size' in `loss`",
+    "Broken": "fails, bad_objectives.py:22: KeyError: 'pixels'",
+    "Unnamed": "differs in 'more': `extra` must name exactly what `init` adds",
+    "Missing": "differs in 'more': `extra` must name",
+    "Changed": "changes the shapes of the model's parameters",
+    "Teaches": "fails, .*NotImplementedError",
+}
+
+
+def test_an_objective_that_does_not_fit_is_one_line_before_anything_runs(folder):
+    (folder / "bad_objectives.py").write_text(BAD_OBJECTIVES)
+    for name, message in BAD.items():
+        flags = [f"--config.objective=bad_objectives:{name}", "--config.model.depth=1"]
+        with pytest.raises(UserError, match=message):
+            Experiment.declared(configs.load("my_pretraining.py", flags))
 
 
 BAD_PARTS = """

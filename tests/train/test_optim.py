@@ -189,6 +189,23 @@ def test_adafactor_is_its_formula_without_factors():
         np.testing.assert_allclose(found["w"], w, atol=1e-6)
 
 
+def test_lars_is_that_of_mae():
+    """golden/lars_mae: three steps of util/lars.py of facebookresearch/mae on random gradients of a
+    kernel, a bias, and a kernel that starts at zero.
+    """
+    arrays, facts = golden("lars_mae")
+    stairs = tuple((step, lr / 6.4) for step, lr in enumerate(facts["lr"]) if step)
+    config = settings(
+        name="lars", lr=6.4, wd=facts["weight_decay"], schedule="stair", stairs=stairs
+    )
+    config.update(warmup_steps=0, grad_clip_norm=0.0)
+    truth = below(arrays, "params")
+    found = trajectory(config, below(arrays, "start"), below(arrays, "grads"))
+    for step, params in enumerate(found):
+        for name, value in params.items():
+            np.testing.assert_allclose(value, truth[name][step], rtol=1e-5, err_msg=name)
+
+
 def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
     """The second half is apex's FusedLAMB, and the Lamb of timm 1.0.31."""
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from vit_jax import config as configs
 from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
@@ -26,6 +27,7 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
+from vit_jax.train.objectives.make import make_objective
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 # As on a store, images are read some thousands ahead: measurements must be longer.
@@ -160,7 +162,8 @@ def chips_of(topology: str) -> tuple[str, int]:
 
 def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """The images/s that `count` chips of a `kind` process, and the host cores that they need."""
-    flops = 3 * experiment.make_model(config, num_classes).flops
+    model = experiment.make_model(config, num_classes)
+    flops = make_objective(config, model, total_steps=1).train_flops
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
@@ -316,7 +319,7 @@ def run(config, args):
     store = None
     if args.alone and args.latency_ms:
         store = simulated_store.simulate(args.latency_ms / 1e3, args.connections)
-    source = sources.open_training(config.data, config.user)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
     catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if store:

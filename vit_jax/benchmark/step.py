@@ -60,7 +60,7 @@ def product_flops(runs: int) -> list[float]:
 def random_batch(abstract: dict, num_classes: int) -> dict:
     """Random pixels and labels in the shapes of a training batch."""
     rng = np.random.default_rng(0)
-    highest = dict(image=256, local=256, label=num_classes, seed=2**31 - 1)
+    highest = dict(image=256, local=256, label=max(num_classes, 1), seed=2**31 - 1)
 
     def draw(name, x):
         values = np.ones(x.shape) if name == "mask" else rng.integers(0, highest[name], x.shape)

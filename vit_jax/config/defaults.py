@@ -31,8 +31,8 @@ SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
 ADAM = {"optim.name": ("adam", "lamb")}
-SGD = {"optim.name": ("sgd",)}
-MOMENTUM = {"optim.name": ("sgd", "adafactor")}
+SGD = {"optim.name": ("sgd", "lars")}
+MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
 STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
@@ -65,18 +65,20 @@ RUN = dict(
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
                    "'': none"),
     accum_steps=key(1, "microbatches per update", within=COUNT, resume=True),
-    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False),
+    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False,
+                  own=("model", "total_steps")),
     loss=key("softmax_xent", "classification loss", {
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",
         "multilabel_xent": "binary cross-entropy of whether a class is in the mix at all"},
-        own=("logits", "label"), only_if=objectives.LABELLED),
-    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off", only_if=objectives.LABELLED),
-    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them",
-               only_if=objectives.LABELLED),
-    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP,
-                        only_if=objectives.LABELLED),
+        own=("logits", "label")),
+    mixup=key(0.0, "parameter of mixup's Beta distribution; 0: off"),
+    cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
+    label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
+                       "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
+                       vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
@@ -93,7 +95,8 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
     mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
     num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
     pool=key("tok", "what the head reads", {
-        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
+        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling",
+        "tok_gap": "class token and mean, side by side"}),
     class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
     distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
     registers=key(0, "further tokens that no head reads", within=WIDTH, like_weights=True),
@@ -105,6 +108,9 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
         "shared": "each block adds the same"},
         only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
     fc_norm=key(False, "the final LayerNorm comes after the pooling"),
+    mlp=key("", "layers of the MLP", {
+        "": "the variant's", "gelu": "two, with a GELU between them",
+        "swiglu": "two and a gate, as in DINOv2's giant"}),
     gelu=key("tanh", "form of GELU", {
         "tanh": "the approximation of the published code",
         "erf": "exact, as in timm (1.0.31) and Hugging Face"}, like_weights=True),
@@ -199,7 +205,7 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True,
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars"), state=True,
              own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "

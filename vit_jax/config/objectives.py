@@ -16,9 +16,10 @@ KINDS = {
             "patches)",
 }
 UNLABELLED = ("masked_patches", "mae", "dino")
-MULTI_CROP = ("dino",)  # which see several crops of every image
-# Of keys that change labels or their loss.
-LABELLED = {"objective": tuple(kind for kind in KINDS if kind not in UNLABELLED)}
+# Without effect with these.
+OF_LABELS = ("loss", "mixup", "cutmix", "label_smoothing", "data.class_balance")
+OF_LABELS += ("model.num_classes", "model.pre_logits", "model.head_bias", "model.head_std")
+MULTI_CROP = ("dino",)  # see several crops of every image
 # Of keys that say how the one crop of an image is made.
 ONE_CROP = {"objective": tuple(kind for kind in KINDS if kind not in MULTI_CROP)}
 
@@ -38,16 +39,23 @@ MAE = together(only_if={"objective": ("mae",)}, vtab=False, keys=dict(
     decoder_heads=key(16, "its attention heads", within=(1, LARGEST), state=True),
 ))
 
+SOFT = {"distill.kind": ("soft",)}
 DISTILL = together(only_if={"objective": ("distill",)}, vtab=False, keys=dict(
-    teacher=key("", "weights of the teacher: anything that init_from takes"),
+    teacher=key("", "weights of the teacher: anything that init_from takes; may be elsewhere on "
+                "resume, but must be the same", resume=True),
+    teacher_variant=key("", "its variant, such as R50x1, with which --dry_run and plan need no "
+                        "weights; '': read them", resume=True),
+    teacher_size=key(0, "side in pixels of the images that it sees; 0: that of its weights",
+                     within=(0, 65_536)),
+    teacher_every=key(1, "steps from one answer of the teacher to the next; the others learn from "
+                      "labels alone", within=(1, LARGEST)),
     kind=key("hard", "what the teacher says", {
         "hard": "its likeliest class", "soft": "its probabilities at `temperature`"}),
     weight=key(0.5, "of the teacher's part of the loss; the label has the rest",
                within=(0.0, 1.0)),
-    temperature=key(3.0, "of both softmaxes", within=(1e-3, 1e3)),
-    every=key(1, "steps from one answer of the teacher to the next; the others learn from labels",
-              within=(1, LARGEST)),
-))
+)) | dict(
+    temperature=key(3.0, "of both softmaxes", within=(1e-3, 1e3), only_if=SOFT, vtab=False),
+)
 
 DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
     prototypes=key(65_536, "outputs of a head", within=(2, 2**24), state=True),

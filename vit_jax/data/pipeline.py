@@ -50,7 +50,8 @@ class Pipeline:
 
     A batch is a dict of
       image: uint8 [rows, H, W, 3], or as `shapes` says, as well as other images that it names;
-      label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1;
+      label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1; 0 if
+        the source has no classes;
       mask: float32 [rows], 0 for padding and for examples that failed and are skipped;
       id: int64 [rows], the index of the example in the source;
       seed: int32 [rows, 2], of every random choice about the example.
@@ -104,6 +105,12 @@ class Pipeline:
             self.unreadable[i] = f"{type(error).__name__}: {one_line(error)}"
             return b""
 
+    def require_class(self, label):
+        """An operation that fails if a label is not a class."""
+        lowest = -1 if self.source.set_size else 0
+        in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
+        return image_ops.require(in_range, "the label is not a class:", label)
+
     def label_shape(self) -> list[int]:
         return [self.source.set_size] if self.source.set_size else []
 
@@ -117,9 +124,7 @@ class Pipeline:
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
-        lowest = -1 if self.source.set_size else 0
-        in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
-        is_class = image_ops.require(in_range, "the label is not a class:", label)
+        is_class = self.require_class(label) if self.source.num_classes else label
         label = tf.ensure_shape(label, self.label_shape())
         rotates = self.exif_rotation and self.source.rotates(item["index"])
         found = self.pixels(encoded, item["seed"], rotates)

@@ -77,8 +77,8 @@ def flipped(config, seeds: np.ndarray) -> list:
         return np.zeros(shape, bool).tolist()
     if len(shape) == 1:
         return np.asarray(flips(keys(seeds, FLIP))).tolist()
-    chosen = augment_views.choices(keys(seeds, VIEWS), 0, shape[1])
-    return np.asarray(chosen["flip"]).reshape(shape).tolist()
+    chosen = augment_views.choose(keys(seeds, VIEWS), shape[1])
+    return np.asarray(chosen["flip"]).tolist()
 
 
 def step(config, source, number: int, left_out: LeftOut) -> dict:
@@ -118,7 +118,8 @@ def run(config, args) -> dict:
         )
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use by another job
     left_out = read_left_out(args.workdir)
-    result = step(config, sources.open_training(config.data, config.user), args.step, left_out)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
+    result = step(config, source, args.step, left_out)
     print(
         f"step {result['step']}, batch {result['batch']}, epoch {result['epoch']}: id, seed, crop "
         "(y, x, height, width), flip, name"

@@ -8,6 +8,7 @@ import math
 import jax
 
 from vit_jax.distributed import sharding
+from vit_jax.models.ops import attention
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Experiment
@@ -43,20 +44,16 @@ def kernel_ms(program: hlo.Program, experiment: Experiment) -> tuple[float, floa
     calls = [i.rest for _, i, _ in program.walk() if i.opcode == "custom-call"]
     if not any('"tpu_custom_call"' in rest for rest in calls):
         return 0.0, 0.0
-    model = experiment.model
     shards = math.prod(experiment.mesh.shape[axis] for axis in sharding.RULES["batch"])
     products = 7 if experiment.config.model.remat in ("none", "names") else 9
-    tokens = math.prod(model.grid) + model.num_prefix
     images = experiment.config.data.batch_size / shards
-    flops = (
-        model.depth
-        * products
-        * 2
-        * images
-        * tokens**2
-        * model.width
-        / experiment.mesh.shape["tensor"]
+    is_chosen = experiment.config.model.attention == "splash"
+    scores = sum(
+        stack.depth * stack.length**2 * stack.width
+        for stack in experiment.objective.stacks
+        if is_chosen or stack.length > attention.EINSUM_UP_TO
     )
+    flops = products * 2 * images * scores / experiment.mesh.shape["tensor"]
     roofline = 1e3 * flops / experiment.chip.peak_flops
     return roofline, roofline / 0.4
 
@@ -85,18 +82,22 @@ def step_ms(
 def hbm_gib(experiment: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     prefetch = experiment.config.data.prefetch
-    params = shard_bytes(experiment.abstract_state.params)
-    opt_state = shard_bytes(experiment.abstract_state) - params
+    state = experiment.abstract_state
+    params = shard_bytes(state.params)
+    teacher = shard_bytes(state.teacher)
+    opt_state = shard_bytes(state) - params - teacher
     batch = shard_bytes(experiment.abstract_batch)
     # The compiler counts one batch; the prefetched ones are on the chip, too.
     total = compiled.total_bytes + batch * (prefetch - 1)
     sizes = dict(
         params=params,
         opt_state=opt_state,
-        activations=max(total - params - opt_state - batch * prefetch, 0),
+        activations=max(total - params - opt_state - teacher - batch * prefetch, 0),
         batch=batch * prefetch,
         total=total,
     )
+    if teacher:
+        sizes["teacher"] = teacher
     return {kind: size / GIB for kind, size in sizes.items()}
 
 

@@ -29,8 +29,10 @@ from vit_jax.models import create, variants
 from vit_jax.models.classifier import PREPARATION, Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
+from vit_jax.train import teacher as teachers
 from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.objectives.objective import Objective
+from vit_jax.train.teacher import Teacher
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
@@ -53,15 +55,19 @@ class Experiment:
     tx: optax.GradientTransformation
     schedule: Callable  # updates done -> learning rate
     chip: hardware.Tpu | None = None  # that the mesh is made of, if a plan needs to know it
+    teacher: Teacher | None = None  # of a distillation
 
     @classmethod
-    def build(cls, config, facts, mesh, chip=None, start: Mapping = NONE) -> "Experiment":
+    def build(
+        cls, config, facts, mesh, chip=None, start: Mapping = NONE, teacher: Teacher | None = None
+    ) -> "Experiment":
         """Puts the parts together.
 
         Args:
           facts: of the training data: `catalog.declared` or `catalog.found`.
           mesh: of real devices, of a described topology, or an AbstractMesh.
           start: fields of the model that the run starts from.
+          teacher: of a distillation.
 
         Raises:
           UserError: they do not fit together.
@@ -73,26 +79,35 @@ class Experiment:
         classes = facts.num_classes if configs.uses_labels(config) else 0
         model = make_model(config, classes, start)
         config = completed(config, model)
-        objective = make_objective(config, model, total_steps)
+        if teacher is not None:
+            teacher.check(model.num_classes, facts.class_names, mesh)
+        objective = make_objective(config, model, total_steps, teacher)
         sharding.check_model(objective, mesh)
         config = with_fixed(config, objective)
         tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
-        experiment = cls(config, facts, total_steps, mesh, model, objective, tx, schedule, chip)
+        parts = (config, facts, total_steps, mesh, model, objective, tx, schedule, chip, teacher)
+        experiment = cls(*parts)
         experiment.check_own()
         return experiment
 
     @classmethod
     def declared(cls, config) -> "Experiment":
         """What `config` declares, without devices and data; an axis of -1 counts as 1."""
-        mesh = meshes.abstract_mesh(config.mesh)
-        return cls.build(config, catalog.declared(config), mesh, start=declared_start(config))
+        return cls.without_data(config, meshes.abstract_mesh(config.mesh))
 
     @classmethod
     def on_devices(cls, config, devices: list | None = None, chip=None) -> "Experiment":
         """What `config` means on these devices (default: all of the job), without data."""
         devices = jax.devices() if devices is None else devices
         mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
-        return cls.build(config, catalog.declared(config), mesh, chip, declared_start(config))
+        return cls.without_data(config, mesh, chip)
+
+    @classmethod
+    def without_data(cls, config, mesh, chip=None) -> "Experiment":
+        """What `config` declares on a mesh."""
+        facts = catalog.declared(config)
+        teacher = teachers.declared(config, facts.num_classes)
+        return cls.build(config, facts, mesh, chip, declared_start(config), teacher)
 
     def check_own(self) -> None:
         """Raises UserError if a part of the user's own does not fit. Those that `build` has made
@@ -134,14 +149,22 @@ class Experiment:
         return self.objective.of_model(step.eval_params(state))
 
     @property
+    def teacher_fingerprint(self) -> str:
+        """A digest of the parameters of the teacher; "" without one."""
+        return self.teacher.fingerprint if self.teacher else ""
+
+    @property
     def meta(self) -> dict:
         """What a checkpoint says of itself, as JSON."""
-        return dict(
+        meta = dict(
             config=configs.to_json(self.config),
             model=create.fields(self.model),
             extra=self.objective.extra,
             class_names=self.facts.class_names,
         )
+        if self.teacher is not None:
+            meta["teacher_fingerprint"] = self.teacher_fingerprint
+        return meta
 
 
 def plan_steps(config, num_examples: int) -> int:
@@ -210,7 +233,7 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
 
     Args:
       start: fields of the model that the run starts from. They hold for what the config leaves
-        open (None, or a size of 0), and for what it has no key for.
+        open (None, or the size of the variant), and for what it has no key for.
     """
     default = configs.defaults().model
     given = {name: value for name, value in config.model.items() if value is not None}
@@ -244,7 +267,7 @@ def completed(config, model: Classifier):
     values = {name: fields.get(name, default[name]) for name in missing}
     for name in values.keys() & sizes.keys():
         if values[name] == sizes[name]:
-            values[name] = 0
+            values[name] = default[name]
     if "variant" in values:
         values["variant"] = variant
     config = config.copy_and_resolve_references()

@@ -35,6 +35,7 @@ def abstract_state(config, objective, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
     create = functools.partial(create_state, config, objective, tx)
     shapes = jax.eval_shape(create, objective.abstract_params())
+    shapes = dataclasses.replace(shapes, teacher=objective.abstract_teacher())
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place
@@ -66,7 +67,20 @@ def fresh_state(experiment) -> step.TrainState:
     def init():
         return init_state(experiment.config, experiment.objective, experiment.tx)
 
-    return jax.jit(init, out_shardings=shardings(experiment.abstract_state))()
+    return with_teacher(jax.jit(init, out_shardings=learned(experiment))(), experiment)
+
+
+def learned(experiment) -> step.TrainState:
+    """Shardings of a state without a teacher."""
+    return shardings(dataclasses.replace(experiment.abstract_state, teacher={}))
+
+
+def with_teacher(state: step.TrainState, experiment) -> step.TrainState:
+    """The state with the parameters of the teacher, if the run has one."""
+    if experiment.teacher is None:
+        return state
+    teacher = experiment.teacher.place(experiment.abstract_state.teacher)
+    return dataclasses.replace(state, teacher=teacher)
 
 
 def as_dict(state: step.TrainState) -> dict:
@@ -171,11 +185,13 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
     state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
     log.info("branches from %s", folder)
     state = to_this_layout(state, experiment.model, experiment.abstract_state)
-    return meta["step"], state
+    return meta["step"], with_teacher(state, experiment)
 
 
 def pretrained_state(experiment, weights) -> step.TrainState:
-    """A state that starts from loaded weights, with a new head."""
+    """A state that starts from loaded weights, with a new head, and with what the weights have of
+    the objective.
+    """
     config = experiment.config
     model = experiment.model
     objective = experiment.objective
@@ -183,17 +199,22 @@ def pretrained_state(experiment, weights) -> step.TrainState:
     params = adapt.adapt(weights, model, True, config.init_allow)
     params = scan_layout.relayout(params, model.scan, jnp.stack)
     abstract = experiment.abstract_state
+    extra = objective.extra_of(weights)
+    fresh = [name for name in objective.extra if name not in extra]
+    for name in objective.extra:
+        log.info("%s: %s", name, "fresh" if name in fresh else "that of the weights")
 
     def put(value, goal):
         return jax.device_put(value.astype(goal.dtype), goal.sharding)
 
-    params = jax.tree.map(put, params, objective.of_model(abstract.params))
+    params |= extra
+    params = jax.tree.map(put, params, {name: abstract.params[name] for name in params})
 
     def create(params):
-        fresh = {name: objective.init(config.seed)[name] for name in objective.extra}
-        return create_state(config, objective, experiment.tx, params | fresh)
+        new = {name: objective.init(config.seed)[name] for name in fresh}
+        return create_state(config, objective, experiment.tx, params | new)
 
-    return jax.jit(create, out_shardings=shardings(abstract))(params)
+    return with_teacher(jax.jit(create, out_shardings=learned(experiment))(params), experiment)
 
 
 def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.TrainState]:
@@ -209,7 +230,7 @@ def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.Train
     restored = checkpointer.restore(functools.partial(saved_layout, experiment))
     if restored:
         number, state = restored
-        return number, to_this_layout(state, model, abstract)
+        return number, with_teacher(to_this_layout(state, model, abstract), experiment)
     if config.branch_from:
         return branched_state(experiment)
     if config.init_from:

@@ -27,9 +27,9 @@ def model_line(experiment, params) -> str:
             f"{model.grid[0]} x {model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} "
             "pixels, "
         )
+    classes = f"{model.num_classes or 'no'} classes"
     return (
-        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}"
-        f"{model.num_classes} classes"
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}{classes}"
     )
 
 
@@ -73,10 +73,26 @@ def mesh_line(experiment, params) -> str:
     return f"mesh        {sizes}{zero}; {share:.0%} of the parameters are split over devices"
 
 
+def teacher_lines(experiment) -> list[str]:
+    """The teacher of a distillation, if there is one."""
+    if experiment.teacher is None:
+        return []
+    settings = experiment.config.distill
+    model = experiment.teacher.model
+    count = sum(leaf.size for leaf in jax.tree.leaves(experiment.abstract_state.teacher))
+    height, width = model.image_size
+    name = settings.teacher or settings.teacher_variant
+    return [
+        f"teacher     {name}, {count:,} parameters, images of {height} x {width} pixels, "
+        f"{model.flops / 1e9:.2f} G forward, teacher_every={settings.teacher_every}"
+    ]
+
+
 def head(experiment, params) -> list[str]:
     """Parameters, FLOPs, data, schedule, mesh; `params`: ShapeDtypeStructs."""
     return [
         model_line(experiment, params),
+        *teacher_lines(experiment),
         flops_line(experiment),
         data_line(experiment),
         schedule_line(experiment),

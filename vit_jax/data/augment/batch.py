@@ -50,20 +50,19 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
         return make_views(config, normalize, num_classes)
     data = config.data
     own = make_own(config)
-    mixes = configs.uses_labels(config)
 
     def preprocess(batch, key) -> dict:
         label = losses.targets(batch["label"], num_classes)
-        if mixes and config.label_smoothing:
+        if config.label_smoothing:
             label = optax.smooth_labels(label, config.label_smoothing)
         image = augment_pixels(data, batch["image"], batch["seed"])
         image, label = own(image, label, key)
         image = normalize(image)
         if data.erase:
             image = erase.erase(keys(batch["seed"], ERASE), image, data.erase)
-        mask = batch["mask"]
-        if mixes:
-            image, label, mask = mix.mix_batch(key, image, label, mask, config.mixup, config.cutmix)
+        image, label, mask = mix.mix_batch(
+            key, image, label, batch["mask"], config.mixup, config.cutmix
+        )
         return dict(image=image, label=label, mask=mask, seed=batch["seed"])
 
     return preprocess
@@ -75,13 +74,15 @@ def make_views(config, normalize: Callable, num_classes: int) -> Callable:
     """
 
     def preprocess(batch, key) -> dict:
-        found = views.augment_views(keys(batch["seed"], VIEWS), batch, config.data.flip)
-        rest = dict(
-            label=losses.targets(batch["label"], num_classes),
-            mask=batch["mask"],
-            seed=batch["seed"],
+        key = keys(batch["seed"], VIEWS)
+        image, local = views.augment_views(
+            key, batch["image"], batch.get("local"), config.data.flip
         )
-        return {name: normalize(image) for name, image in found.items()} | rest
+        label = losses.targets(batch["label"], num_classes)
+        result = dict(image=normalize(image), label=label, mask=batch["mask"], seed=batch["seed"])
+        if local is not None:
+            result["local"] = normalize(local)
+        return result
 
     return preprocess
 

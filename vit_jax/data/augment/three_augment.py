@@ -10,11 +10,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from vit_jax.data.augment import hue
-
 ORDERS = tuple(itertools.permutations(range(3)))  # of brightness, contrast and saturation
 MAX_RADIUS = 2.0  # of the blur
-HUE = 3  # its number among the jitters
 
 
 def luma(image):
@@ -98,27 +95,27 @@ def mean(grey):
     return (2 * grey.sum((1, 2, 3), keepdims=True) + count) // (2 * count)
 
 
+def jitter(image, factors, which):
+    """One of the three changes of `color_jitter` to each image: which, int32 [batch]."""
+    grey = luma(image)
+    factor = jnp.take_along_axis(factors, which[:, None], 1)[:, 0]
+    which = which[:, None, None, None]
+    base = jnp.where(which == 0, 0, jnp.where(which == 1, mean(grey), grey))
+    return blend(base, image, factor)
+
+
 def color_jitter(image, factors, order):
     """Brightness, contrast and saturation in a given order, each by its factor; 1 changes nothing.
-    With four factors, the last turns the hue by its share of the colour circle, -0.5 to 0.5.
 
-    The others blend the image with black, with its mean grey, and with its greyscale version.
+    They blend the image with black, with its mean grey, and with its greyscale version.
 
     Args:
       image: uint8 [batch, H, W, 3].
-      factors: float32 [batch, 3 or 4].
-      order: int32 [batch, 3 or 4], a permutation of 0 (brightness), 1 (contrast), 2 (saturation)
-        and 3 (hue).
+      factors: float32 [batch, 3].
+      order: int32 [batch, 3], a permutation of 0 (brightness), 1 (contrast) and 2 (saturation).
     """
-    for step in order.T:
-        grey = luma(image)
-        factor = jnp.take_along_axis(factors, step[:, None], 1)[:, 0]
-        step = step[:, None, None, None]
-        base = jnp.where(step == 0, 0, jnp.where(step == 1, mean(grey), grey))
-        blended = blend(base, image, factor)
-        if factors.shape[1] > HUE:
-            blended = jnp.where(step == HUE, hue.turn(image, factors[:, HUE]), blended)
-        image = blended
+    for which in order.T:
+        image = jitter(image, factors, which)
     return image
 
 

@@ -3,8 +3,8 @@
 Each view gets a jitter of its colours with probability 0.8, becomes grey with 0.2, and is blurred:
 the first global view always, the second with probability 0.1, a local one with 0.5. The second
 global view is solarised with probability 0.2. Source: facebookresearch/dino main_dino.py, as
-arXiv 2104.14294 takes it from BYOL (arXiv 2006.07733 appendix B). DINOv2's blur is a Gaussian cut
-to 9 pixels; ours is Pillow's, as in DINO and iBOT.
+arXiv 2104.14294 takes it from BYOL (arXiv 2006.07733 appendix B). The blur is Pillow's, as in DINO
+and iBOT; that of DINOv2 is a Gaussian cut to 9 pixels.
 """
 
 import itertools
@@ -13,83 +13,101 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data.augment import three_augment
+from vit_jax.data.augment import hue, three_augment
 from vit_jax.data.shapes import GLOBAL_VIEWS
 
-ORDERS = tuple(itertools.permutations(range(4)))  # of brightness, contrast, saturation and hue
-STRENGTH = (0.4, 0.4, 0.2, 0.1)  # of these
+HUE = 3  # after brightness, contrast and saturation
+ORDERS = np.array(list(itertools.permutations(range(4))))
+STRENGTH = np.float32([0.4, 0.4, 0.2, 0.1])
 JITTER = 0.8  # probabilities
 GREY = 0.2
-BLUR = (1.0, 0.1, 0.5)  # of the two global views, and of every local one
+BLUR = (1.0, 0.1, 0.5)  # of the first, the second, and every local view
 SOLARIZE = (0.0, 0.2, 0.0)
 MIN_RADIUS = 0.1  # of the blur, in pixels
-DRAWS = 11
+DRAWS = 11  # random numbers about a view
 
 
-def view_keys(key, first: int, count: int):
-    """Keys [batch, count] of the views from number `first` on, from keys [batch] of examples."""
-    numbers = jnp.arange(first, first + count)
-    return jax.vmap(lambda one: jax.vmap(jax.random.fold_in, (None, 0))(one, numbers))(key)
+def of_views(values: tuple, count: int) -> np.ndarray:
+    """Values of the first, the second, and every local view, for `count` views."""
+    return np.array(values)[np.minimum(np.arange(count), GLOBAL_VIEWS)]
 
 
-def choose(key, kind) -> dict:
-    """Random choices about views: keys [n], of the `kind` int [n] 0, 1 (global) or 2 (local)."""
-    uniform = jax.vmap(lambda one: jax.random.uniform(one, [DRAWS]))(key)
-    flip, jitter, grey, blur, solarize, order, radius = uniform[:, :7].T
-    change = jnp.array(STRENGTH) * (2 * uniform[:, 7:] - 1)
-    spread = three_augment.MAX_RADIUS - MIN_RADIUS
+def choose(key, count: int) -> dict:
+    """Random choices about `count` views of every example: keys [batch] -> arrays [batch, count,
+    ...]. Those about a view depend on its number, but not on how many there are.
+    """
+
+    def draw(key, number):
+        return jax.random.uniform(jax.random.fold_in(key, number), [DRAWS])
+
+    of_example = jax.vmap(draw, (None, 0))
+    uniform = jax.vmap(of_example, (0, None))(key, jnp.arange(count))
+    flip, jitter, grey, blur, solarize, order, radius = jnp.moveaxis(uniform[..., :7], -1, 0)
+    change = STRENGTH * (2 * uniform[..., 7:] - 1)
     return dict(
         flip=flip < 0.5,
         jitter=jitter < JITTER,
-        factors=change + jnp.array([1, 1, 1, 0]),
+        factors=change + np.float32([1, 1, 1, 0]),
         order=jnp.array(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)],
         grey=grey < GREY,
-        blur=blur < np.array(BLUR)[kind],
-        radius=MIN_RADIUS + spread * radius,
-        solarize=solarize < np.array(SOLARIZE)[kind],
+        blur=blur < of_views(BLUR, count),
+        radius=MIN_RADIUS + (three_augment.MAX_RADIUS - MIN_RADIUS) * radius,
+        solarize=solarize < of_views(SOLARIZE, count),
     )
 
 
-def apply(image, chosen: dict, flips: bool):
-    """Carries out the choices: uint8 [n, H, W, 3] -> uint8."""
+def color_jitter(image, factors, order):
+    """Brightness, contrast, saturation and hue in a given order.
 
-    def where(name: str, changed):
+    Args:
+      image: uint8 [n, H, W, 3].
+      factors: float32 [n, 4]; the last is added to the hue, as a share of the colour circle.
+      order: int32 [n, 4], a permutation of 0 to 3.
+    """
+
+    def change(image, which):
+        turned = hue.turn(image, factors[:, HUE])
+        blended = three_augment.jitter(image, factors, which)
+        return jnp.where(which[:, None, None, None] == HUE, turned, blended), None
+
+    # Not unrolled: XLA would fuse the four, and compute each once for every use of its result.
+    return jax.lax.scan(change, image, order.T)[0]
+
+
+def carry_out(chosen: dict, image, flips: bool):
+    """The choices [n, ...] about views uint8 [n, H, W, 3]."""
+
+    def choose_from(name: str, changed, image):
         return jnp.where(chosen[name][:, None, None, None], changed, image)
 
     if flips:
-        image = where("flip", image[:, :, ::-1])
-    jittered = three_augment.color_jitter(image, chosen["factors"], chosen["order"])
-    image = where("jitter", jittered)
-    image = where("grey", three_augment.grayscale(image))
-    image = where("blur", three_augment.gaussian_blur(image, chosen["radius"]))
-    return where("solarize", three_augment.solarize(image))
+        image = choose_from("flip", image[:, :, ::-1], image)
+    jittered = color_jitter(image, chosen["factors"], chosen["order"])
+    image = choose_from("jitter", jittered, image)
+    image = choose_from("grey", three_augment.grayscale(image), image)
+    blurred = three_augment.gaussian_blur(image, chosen["radius"])
+    image = choose_from("blur", blurred, image)
+    return choose_from("solarize", three_augment.solarize(image), image)
 
 
-def choices(key, first: int, count: int) -> dict:
-    """Those of `count` views from number `first` on of every example, keys [batch]: arrays
-    [batch * count, ...].
-    """
-    kind = np.minimum(np.arange(first, first + count), GLOBAL_VIEWS)
-    kinds = np.tile(kind, len(key))
-    return choose(view_keys(key, first, count).reshape(-1), kinds)
-
-
-def augment(key, image, first: int, flips: bool):
-    """Augments the views from number `first` on of a batch.
+def augment_views(key, image, local, flips: bool) -> tuple:
+    """(image, local) with flips and changes of colours.
 
     Args:
       key: PRNG keys [batch]; the result for a view depends on its key and number only.
-      image: uint8 [batch, views, side, side, 3].
+      image: the global views, uint8 [batch, 2, side, side, 3].
+      local: likewise [batch, views, side, side, 3]; None: there are none.
       flips: whether views are flipped left and right with probability 0.5.
     """
-    chosen = choices(key, first, image.shape[1])
-    flat = image.reshape(-1, *image.shape[2:])
-    return apply(flat, chosen, flips).reshape(image.shape)
+    count = GLOBAL_VIEWS + (0 if local is None else local.shape[1])
+    chosen = choose(key, count)
 
+    def augment(views, numbers: slice):
+        of_these = {name: x[:, numbers].reshape(-1, *x.shape[2:]) for name, x in chosen.items()}
+        flat = views.reshape(-1, *views.shape[2:])
+        return carry_out(of_these, flat, flips).reshape(views.shape)
 
-def augment_views(key, batch: dict, flips: bool) -> dict:
-    """`image` and `local` of a batch, augmented; see `augment`."""
-    result = dict(image=augment(key, batch["image"], 0, flips))
-    if "local" in batch:
-        result["local"] = augment(key, batch["local"], GLOBAL_VIEWS, flips)
-    return result
+    image = augment(image, slice(GLOBAL_VIEWS))
+    if local is not None:
+        local = augment(local, slice(GLOBAL_VIEWS, None))
+    return image, local

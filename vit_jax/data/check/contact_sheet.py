@@ -59,6 +59,9 @@ def pictures(batch: dict) -> tuple[list[tuple], int]:
 def draw(batch: dict, names, path: pathlib.Path) -> None:
     """Draws the images of a batch with their classes.
 
+    Args:
+      names: of the classes, () if they have only numbers; None if there are no classes.
+
     Raises:
       UserError: the file can't be written.
     """
@@ -86,6 +89,8 @@ def draw(batch: dict, names, path: pathlib.Path) -> None:
 
 def caption_of(label: np.ndarray, names) -> str:
     """The classes of one image, which has one label or several."""
+    if names is None:
+        return ""
     classes = [i for i in np.atleast_1d(label) if i >= 0]
     return ", ".join(str(names[i]) if names else f"class {i}" for i in classes)
 
