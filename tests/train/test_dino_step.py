@@ -228,6 +228,7 @@ def test_flops_are_those_of_all_views():
     sizes = [x.size for x in jax.tree.leaves(params) if x.ndim == 2]
     assert one.head.flops(16) == 2 * sum(sizes)
     hidden = objective(koleo=0.0, local_count=0)
+    assert [stack.length for stack in more.stacks] == [17, 17, 5, 5, 5]
     assert hidden.train_flops == one.train_flops + 4 * 8 * one.head.flops(16)
 
 

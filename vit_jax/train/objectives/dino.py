@@ -20,7 +20,7 @@ from vit_jax.models.encoder import select
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.train.objectives import block_masks, dino_targets
 from vit_jax.train.objectives.koleo import group_size, koleo
-from vit_jax.train.objectives.objective import BACKWARD, Objective
+from vit_jax.train.objectives.objective import BACKWARD, Objective, Stack
 from vit_jax.train.schedules import half_cosine
 
 HIDE = 0x69626F74  # purpose of an example's random choice of patches
@@ -237,6 +237,14 @@ class Dino(Objective):
             parts["koleo"] = of_views.sum(1)
             total += self.koleo * parts["koleo"]
         return total, parts
+
+    @property
+    def stacks(self):
+        def stack(model):
+            length = math.prod(model.grid) + model.num_prefix
+            return Stack(model.depth, length, model.width, model.num_heads)
+
+        return VIEWS * (stack(self.model),) + self.local_count * (stack(self.local_model),)
 
     @property
     def train_flops(self):
