@@ -255,6 +255,7 @@ def experiment(**changes):
         ({"model.pool": "map", "model.class_token": True}, "neither attention pooling"),
         ({"model.variant": "Mixer-B/4", "model.depth": 0}, "class token"),
         ({"model.posemb": "learn2d"}, "data.views.local_count=0"),
+        ({"data.views.local_size": 3}, "local_size=3 is smaller than a patch"),
         ({"image_size": 4, "data.views.local_size": 4}, "only one"),
         ({"accum_steps": 4}, "multiple of 64"),
         ({"data.batch_size": 40}, "multiple of 16"),
