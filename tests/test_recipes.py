@@ -14,8 +14,9 @@ from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
 from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
+from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.schedules import make_schedule
-from vit_jax.weights import adapt, names
+from vit_jax.weights import adapt, names, scan_layout
 
 CONFIGS = ROOT / "configs"
 
@@ -225,6 +226,15 @@ COSTS = [
     ("deit3.py", "B/16,imagenet21k", "B/16 3.6e20"),
     ("deit3.py", "L/16,imagenet21k", "L/16 1.3e21"),
     ("deit3.py", "H/14,imagenet21k", "H/14 4.0e20"),
+    ("mae.py", "B/16", "B/16 1.2e20 FLOP"),
+    ("mae.py", "L/16", "L/16 2.6e20"),
+    ("mae.py", "H/14", "H/14 6.0e20"),
+    ("mae_finetune.py", "B/16", "B/16 1.35e19 FLOP"),
+    ("mae_finetune.py", "L/16", "L/16 2.4e19"),
+    ("mae_finetune.py", "H/14", "H/14 6.4e19"),
+    ("mae_linear_probe.py", "B/16", "B/16 4.1e18 FLOP"),
+    ("mae_linear_probe.py", "L/16", "L/16 7.9e18"),
+    ("mae_linear_probe.py", "H/14", "H/14 2.1e19"),
 ]
 
 
@@ -235,9 +245,12 @@ def test_costs_count_two_flops_per_multiplication_and_addition(file, argument, f
     config = load(f"{file}:{argument}")
     is_vtab = config.data.name == "vtab"  # whose head is padded for all tasks
     facts = catalog.Facts(0, 512) if is_vtab else catalog.declared(config)
-    model = experiment.make_model(config, facts.num_classes)
+    classes = facts.num_classes if configs.uses_labels(config) else 0
+    model = experiment.make_model(config, classes)
     steps = experiment.plan_steps(config, facts.num_examples)
-    flops = 3 * model.flops * config.data.batch_size * steps
+    flops = make_objective(config, model, steps).train_flops * config.data.batch_size * steps
+    if config.optim.get("frozen"):  # all but the head: there is no backward pass
+        flops /= 3
     (digits,) = re.findall(r"\d\.(\d+)e\d+", figure)
     assert f"{flops:.{len(digits)}e}".replace("+", "") in figure
 
@@ -414,6 +427,56 @@ def test_the_learning_rate_of_deit3_differs_from_theirs_as_its_docstring_says(
     assert f"{largest} %" in (CONFIGS / "deit3.py").read_text()
 
 
+@pytest.mark.parametrize("variant", ["B/16", "L/16", "H/14"])
+def test_mae_is_arxiv_2111_06377(variant):
+    """Table 8 of the paper, and PRETRAIN.md of facebookresearch/mae."""
+    config = load(f"mae.py:{variant}")
+    data, model, optim, mae = config.data, config.model, config.optim, config.mae
+    assert (config.objective, config.total_epochs, config.image_size) == ("mae", 1600, 224)
+    assert (mae.mask_ratio, mae.norm_pixels) == (0.75, True)
+    assert (mae.decoder_width, mae.decoder_depth, mae.decoder_heads) == (512, 8, 16)
+    assert (optim.name, optim.b1, optim.b2, optim.wd) == ("adam", 0.9, 0.95, 0.05)
+    assert (optim.lr, data.batch_size) == (pytest.approx(1.5e-4 * 4096 / 256), 4096)
+    assert (optim.schedule, optim.wd_times_lr, optim.grad_clip_norm) == ("cosine", True, 0.0)
+    assert optim.warmup_steps == round(40 * 1_281_167 / 4096)
+    # RandomResizedCrop(scale=(0.2, 1.0), interpolation=3) and RandomHorizontalFlip.
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.2, "bicubic")
+    assert data.flip and not data.randaug_layers and not data.erase and not model.droppath
+    assert (model.variant, model.pool, model.gelu, model.ln_eps) == (variant, "tok", "erf", 1e-6)
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize(
+    ("variant", "epochs", "base_lr", "layer_decay", "droppath"),
+    [("B/16", 100, 5e-4, 0.65, 0.1), ("L/16", 50, 1e-3, 0.75, 0.2), ("H/14", 50, 1e-3, 0.75, 0.3)],
+)
+def test_fine_tuning_of_mae_is_that_of_its_authors(variant, epochs, base_lr, layer_decay, droppath):
+    """The commands in FINETUNE.md of facebookresearch/mae, and the defaults of their scripts."""
+    config = load(f"mae_finetune.py:{variant}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.total_epochs, data.batch_size) == (epochs, 1024)
+    assert (optim.lr, optim.layer_decay) == (pytest.approx(base_lr * 1024 / 256), layer_decay)
+    assert (optim.name, optim.b1, optim.b2, optim.wd) == ("adam", 0.9, 0.999, 0.05)
+    assert (optim.schedule, optim.grad_clip_norm) == ("cosine", 0.0)
+    assert optim.warmup_steps == round(5 * 1_281_167 / 1024)
+    assert (config.mixup, config.cutmix, config.label_smoothing) == (0.8, 1.0, 0.1)
+    assert (data.randaug_layers, data.randaug_magnitude, data.erase) == (2, 9.0, 0.25)
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.08, "bicubic")
+    assert (model.droppath, model.head_std, model.pool) == (droppath, 2e-5, "gap")
+    assert model.fc_norm and model.class_token
+    assert config.evals.val.data.fraction == 224 / 256
+
+    probe = load(f"mae_linear_probe.py:{variant}")
+    assert probe.total_epochs == (90 if variant == "B/16" else 50)
+    assert (probe.optim.name, probe.optim.lr) == ("lars", 0.1 * 16_384 / 256)
+    assert (probe.data.batch_size, probe.optim.wd, probe.optim.momentum) == (16_384, 0.0, 0.9)
+    _, params = built(probe)
+    trained = [
+        name for name in scan_layout.flatten(params) if not re.fullmatch(probe.optim.frozen, name)
+    ]
+    assert trained == ["head/bias", "head/kernel"]
+
+
 @pytest.mark.parametrize(
     ("variant", "millions", "distilled"),
     [("Ti/16", 5.717, 5.911), ("S/16", 22.051, 22.436), ("B/16", 86.568, 87.338)],
@@ -475,6 +538,9 @@ def test_the_teachers_of_deit_are_published_weights_whose_cost_the_docstring_say
             "deit3.py:Ti/16,imagenet2012",
             "has no recipe for Ti/16,imagenet2012: use one of S/16,imagenet2012",
         ),
+        ("mae.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
+        ("mae_finetune.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
+        ("mae_linear_probe.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
     ],
 )
 def test_recipes_name_what_they_have(recipe, message):
@@ -495,6 +561,7 @@ def all_recipes() -> list[str]:
         for file in ("augreg", "deit3")
         for dataset in ("imagenet2012", "imagenet21k")
     ]
+    found += [f"{file}.py:B/16" for file in ("mae", "mae_finetune", "mae_linear_probe")]
     found += [f"deit.py:{argument}" for argument in ("B/16", "Ti/16,R50x1", "B/16,B/16")]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]

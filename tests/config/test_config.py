@@ -303,7 +303,7 @@ def test_declarations_name_known_keys_and_defaults_pass_their_own_checks():
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
     from vit_jax.evaluate import suite
-    from vit_jax.models import encoder, losses, posemb, vit
+    from vit_jax.models import encoder, losses, mlp, posemb, vit
     from vit_jax.train import optim, schedules
 
     tables = {
@@ -314,7 +314,8 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
         "model.remat": encoder.REMAT_POLICIES,
         "model.posemb": posemb.KINDS,
         "model.posemb_at": posemb.PLACES,
-        "model.gelu": encoder.GELUS,
+        "model.mlp": ["", *mlp.MLPS],
+        "model.gelu": mlp.GELUS,
         "model.droppath_shape": encoder.DROPPATH_SHAPES,
     }
     for key, table in tables.items():

@@ -189,6 +189,23 @@ def test_adafactor_is_its_formula_without_factors():
         np.testing.assert_allclose(found["w"], w, atol=1e-6)
 
 
+def test_lars_is_that_of_mae():
+    """golden/lars_mae: three steps of util/lars.py of facebookresearch/mae on random gradients of a
+    kernel, a bias, and a kernel that starts at zero.
+    """
+    arrays, facts = golden("lars_mae")
+    stairs = tuple((step, lr / 6.4) for step, lr in enumerate(facts["lr"]) if step)
+    config = settings(
+        name="lars", lr=6.4, wd=facts["weight_decay"], schedule="stair", stairs=stairs
+    )
+    config.update(warmup_steps=0, grad_clip_norm=0.0)
+    truth = below(arrays, "params")
+    found = trajectory(config, below(arrays, "start"), below(arrays, "grads"))
+    for step, params in enumerate(found):
+        for name, value in params.items():
+            np.testing.assert_allclose(value, truth[name][step], rtol=1e-5, err_msg=name)
+
+
 def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
     """The second half is apex's FusedLAMB, and the Lamb of timm 1.0.31."""
     rng = np.random.default_rng(0)
@@ -306,6 +323,23 @@ def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
     lost = {name: float(1 - leaf["kernel"][0]) for name, leaf in found.items()}
     wanted = dict(a=0.01 * 0.5 * 0.1, b=0.01 * 2.0 * 0.1) if times_lr else dict(a=0.1, b=0.1)
     assert lost == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize(("times_lr", "rate"), [(True, 0.01), (False, 1.0)])
+def test_decay_rises_by_half_a_cosine(times_lr, rate):
+    """The schedule of weight decay of facebookresearch/dino: utils.cosine_scheduler."""
+    config = settings(
+        wd=0.04, wd_end=0.4, wd_times_lr=times_lr, schedule="constant", warmup_steps=0
+    )
+    params = {"a": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
+    tx, _ = optim.make_optimizer(config, params, 8)
+    state = tx.init(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for number in range(8):
+        updates, state = tx.update(zeros, state, params)
+        wd = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * number / 8))
+        np.testing.assert_allclose(updates["a"]["kernel"], -rate * wd, rtol=1e-5)
+        assert not updates["a"]["bias"].any()
 
 
 def test_decay_reaches_the_masked_parameters_only():

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
@@ -59,7 +60,7 @@ def product_flops(runs: int) -> list[float]:
 def random_batch(abstract: dict, num_classes: int) -> dict:
     """Random pixels and labels in the shapes of a training batch."""
     rng = np.random.default_rng(0)
-    highest = dict(image=256, label=num_classes, seed=2**31 - 1)
+    highest = dict(image=256, local=256, label=max(num_classes, 1), seed=2**31 - 1)
 
     def draw(name, x):
         values = np.ones(x.shape) if name == "mask" else rng.integers(0, highest[name], x.shape)
@@ -93,7 +94,10 @@ def measure(config, args, product: float) -> list[dict]:
             params = experiment.objective.of_model(params)
             return experiment.model.apply({"params": params}, experiment.model.normalize(image))
 
-        call = lambda: infer(state.params, batch["image"])  # noqa: E731
+        image = batch["image"]
+        if configs.has_views(config):
+            image = image[:, 0]
+        call = lambda: infer(state.params, image)  # noqa: E731
         inference = seconds_per_call(call, args.steps, args.runs)
     flops = size * experiment.objective.train_flops / experiment.num_chips
     peaks = {

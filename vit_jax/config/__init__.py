@@ -19,6 +19,7 @@ from vit_jax.config.key import is_own
 from vit_jax.config.load import (
     assemble,
     from_values,
+    has_views,
     import_file,
     load,
     load_in_python,
@@ -41,6 +42,7 @@ __all__ = [
     "flatten",
     "from_values",
     "generic",
+    "has_views",
     "import_file",
     "is_own",
     "known_keys",

@@ -31,8 +31,8 @@ SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
 ADAM = {"optim.name": ("adam", "lamb")}
-SGD = {"optim.name": ("sgd",)}
-MOMENTUM = {"optim.name": ("sgd", "adafactor")}
+SGD = {"optim.name": ("sgd", "lars")}
+MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
 STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
@@ -76,6 +76,9 @@ RUN = dict(
     cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
+                       "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
+                       vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
@@ -92,7 +95,8 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
     mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
     num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
     pool=key("tok", "what the head reads", {
-        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
+        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling",
+        "tok_gap": "class token and mean, side by side"}),
     class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
     distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
     registers=key(0, "further tokens that no head reads", within=WIDTH, like_weights=True),
@@ -104,6 +108,9 @@ OF_WEIGHTS = together(of_weights=True, keys=dict(
         "shared": "each block adds the same"},
         only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
     fc_norm=key(False, "the final LayerNorm comes after the pooling"),
+    mlp=key("", "layers of the MLP", {
+        "": "the variant's", "gelu": "two, with a GELU between them",
+        "swiglu": "two and a gate, as in DINOv2's giant"}),
     gelu=key("tanh", "form of GELU", {
         "tanh": "the approximation of the published code",
         "erf": "exact, as in timm (1.0.31) and Hugging Face"}, like_weights=True),
@@ -166,21 +173,25 @@ DATA = dict(
         "torchvision": "the same, drawn as by torchvision's RandomResizedCrop",
         "random": "a share of each side",
         "simple": "resize the shorter side, reflect the border, crop",
-        "resize": "the whole image"}),
+        "resize": "the whole image"}, only_if=objectives.ONE_CROP),
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
-    method=key("bilinear", "of resizing", METHODS, vtab=False),
+    method=key("bilinear", "of resizing", METHODS, only_if=objectives.ONE_CROP, vtab=False),
     area_min=key(0.05, "smallest share of the image in a crop of random area", within=(1e-6, 1.0),
                  only_if=BOX, vtab=False),
     flip=key(True, "flip with probability 0.5"),
-    randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4)),
+    views=objectives.VIEWS,
+    randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4),
+                       only_if=objectives.ONE_CROP),
     randaug_magnitude=key(10.0, "their strength", within=(0.0, 30.0), only_if=RANDAUGMENT),
-    three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter"),
+    three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter",
+                      only_if=objectives.ONE_CROP),
     color_jitter=key(0.3, "largest relative change of brightness, contrast and saturation",
                      within=SHARE, only_if={"data.three_augment": (True,)}),
-    erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE),
+    erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE,
+              only_if=objectives.ONE_CROP),
     augment=key((), "augmentations of your own, MODULE:FUNCTION, in this order",
-                own=("image", "label", "key")),
+                own=("image", "label", "key"), only_if=objectives.ONE_CROP),
     exif_rotation=key(True, "images of folders, tars and CSV files are turned upright as their "
                       "EXIF says, also at evaluation; those of TFDS never are, as in the published "
                       "pipelines", vtab=False),
@@ -194,7 +205,7 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True,
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars"), state=True,
              own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "
@@ -217,6 +228,8 @@ OPTIM = dict(
     stairs_after=key(False, "lr changes one update later, as in TensorFlow 1's piecewise_constant",
                      only_if=STAIR),
     wd=key(0.0, "decoupled weight decay"),
+    wd_end=key(0.0, "weight decay at the end, reached by half a cosine; 0: that of the start",
+               state=True),
     wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
                     "schedule only (big_vision)",
                     only_if={"optim.name": ("adam", "sgd", "adafactor")}),

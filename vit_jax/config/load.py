@@ -125,18 +125,17 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
     return None
 
 
-def not_chosen(flat: Mapping, name: str) -> tuple[str, tuple] | None:
-    """(the key because of which this one has no effect, the values with which it would), or None. A
-    part of the user's own may read the keys of all branches.
+def excluded_by(name: str, flat: Mapping) -> tuple[str, tuple] | None:
+    """(the key whose value leaves this one without effect, the values with which it has one), or
+    None. A part of the user's own may read the keys of all branches.
     """
     branch = selector_of(name)
-    if branch is None:
+    if not branch:
         return None
     selector, values = branch
-    first = not_chosen(flat, selector)
-    reads_all = find(selector).choices and is_own(flat[selector])
-    if first or reads_all or flat[selector] in values:
-        return first
+    chosen = flat[selector]
+    if chosen in values or (find(selector).choices and is_own(chosen)):
+        return excluded_by(selector, flat)
     return branch
 
 
@@ -152,8 +151,8 @@ def drop_branches(
     """
     flat = dict(flatten(config))
     for name in flat:
-        branch = not_chosen(flat, name)
-        if branch is None:
+        branch = excluded_by(name, flat)
+        if not branch:
             continue
         selector, values = branch
         if name in given or (name in in_file and selector not in given):
@@ -254,6 +253,11 @@ def override(values: dict, given: Mapping, given_where: str) -> ml_collections.C
 def uses_labels(config: ml_collections.ConfigDict) -> bool:
     """Whether a run learns from labels; an objective of the user's own may."""
     return config.objective not in objectives.UNLABELLED
+
+
+def has_views(config: ml_collections.ConfigDict) -> bool:
+    """Whether training sees several crops of every image, those of `config.data.views`."""
+    return config.objective in objectives.MULTI_CROP
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict:

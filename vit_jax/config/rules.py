@@ -5,9 +5,9 @@ import re
 
 import ml_collections
 
-from vit_jax.config.defaults import RUN
+from vit_jax.config.defaults import KEYS, flatten
 from vit_jax.config.key import is_own
-from vit_jax.config.objectives import OF_LABELS, UNLABELLED
+from vit_jax.config.objectives import MULTI_CROP, OF_LABELS, UNLABELLED
 from vit_jax.errors import UserError
 
 
@@ -73,6 +73,17 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_views(views: ml_collections.ConfigDict) -> None:
+    """The areas of crops are ranges."""
+    for name in ("global_area", "local_area"):
+        area = views[name]
+        if len(area) != 2 or area[0] > area[1]:
+            raise UserError(
+                f"config key data.views.{name}={area} must be the smallest and the largest share "
+                "of an image, such as (0.32, 1.0): correct it"
+            )
+
+
 def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     """The metrics NAME/KEY of evaluations by which checkpoints can be ranked."""
     names = []
@@ -86,9 +97,25 @@ def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     return names
 
 
+def check_without_labels(objective: str, name: str, entry: ml_collections.ConfigDict) -> None:
+    """The evaluation `evals.NAME` needs nothing that a run without labels does not have."""
+    if entry.type == "classification":
+        raise UserError(
+            f"config key evals.{name}.type=classification needs a head, but objective={objective} "
+            "trains without labels: choose knn, linear_probe or fewshot"
+        )
+    if entry.data.rest:
+        raise UserError(
+            f"config key evals.{name}.data.rest=True needs the labels of the training data, which "
+            f"objective={objective} does not read: choose a part by slices, such as train[90%:]"
+        )
+
+
 def check_evals(config: ml_collections.ConfigDict) -> None:
     """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
     for name, entry in config.evals.items():
+        if config.objective in UNLABELLED:
+            check_without_labels(config.objective, name, entry)
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
                 f"config key evals.{name}.data.name is empty: name its data set, for training has "
@@ -137,13 +164,14 @@ def check_model(config: ml_collections.ConfigDict) -> None:
 
 
 def check_objective(config: ml_collections.ConfigDict) -> None:
-    """Without labels, no key changes them or their loss."""
+    """Without labels, no key is about them, their loss or a head."""
     if config.objective not in UNLABELLED:
         return
+    values = dict(flatten(config))
     for name in OF_LABELS:
-        if config[name] != RUN[name].default:
+        if values[name] != KEYS[name].default:
             raise UserError(
-                f"config key {name}={config[name]} has no effect with objective="
+                f"config key {name}={values[name]} has no effect with objective="
                 f"{config.objective}, which uses no labels: leave it out"
             )
 
@@ -188,6 +216,8 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_model(config)
     check_objective(config)
     check_data(config.data)
+    if config.objective in MULTI_CROP:
+        check_views(config.data.views)
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)

@@ -37,7 +37,7 @@ class Steps:
     """
 
     model: Classifier
-    classify: Callable
+    classify: Callable | None  # None: the model has no classes
     features: Callable
     logits: Callable | None = None
 
@@ -155,7 +155,10 @@ def open_all(
         use = f"evals.{name}"
         part = own.part_of(config, name) if is_own(entry.type) else None
         is_classified = own.is_classified(part) if part else entry.type in ON_BATCHES
-        learns = bool(part.wanted & own.FROM_TRAIN) if part else not is_classified
+        if not num_classes:
+            check_without_head(use, entry, part)
+            is_classified = False
+        learns = bool(part.wanted & own.FROM_TRAIN) if part else entry.type in ON_FEATURES
         test = splits.open(use, entry.data, entry.data.split, is_classified)
         train = None
         if learns:
@@ -164,6 +167,15 @@ def open_all(
             knn.check(entry, train.num_examples)
         opened[name] = Evaluation(entry, test, train, part)
     return opened
+
+
+def check_without_head(use: str, entry, part: OwnPart | None) -> None:
+    """Raises UserError if an evaluation needs the classes of a model that has none."""
+    if entry.type in ON_BATCHES or (part and "logits" in part.wanted):
+        raise UserError(
+            f"config key {use}.type={entry.type} needs classes, but the model has no head, as "
+            "after training without labels: choose knn, linear_probe or fewshot"
+        )
 
 
 def make_steps(config, model) -> Steps:
@@ -182,11 +194,14 @@ def make_steps(config, model) -> Steps:
     def features_fn(params, image):
         return pretrained.features(model, params, image)
 
-    loss = losses.make_loss(config, model.num_classes)
-    classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(model, jax.jit(classify), jax.jit(extract), jax.jit(logits))
+    classify = None
+    if model.num_classes:
+        loss = losses.make_loss(config, model.num_classes)
+        classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
+        classify = jax.jit(classify)
+    return Steps(model, classify, jax.jit(extract), jax.jit(logits))
 
 
 class Pass:
@@ -234,7 +249,8 @@ class Pass:
         part = evaluation.part
         test = evaluation.test
         train = evaluation.train
-        classes = self.steps.model if own.is_classified(part) else test
+        has_classes = own.is_classified(part) and self.steps.model.num_classes
+        classes = self.steps.model if has_classes else test
         ready = dict(
             num_classes=classes.num_classes,
             settings=evaluation.settings,

@@ -70,6 +70,10 @@ class Classifier(nn.Module):
         """uint8 [batch, H, W, 3] -> float32 as `preprocess` says."""
         return normalize(image, self.mean, self.std)
 
+    def denormalize(self, image):
+        """The inverse of `normalize`, but 0 to 1: float32 [batch, H, W, 3]."""
+        return image * jnp.asarray(self.std) + jnp.asarray(self.mean)
+
     def check_image(self, image) -> None:
         """Raises UserError for an array that can't be a batch of normalised images [batch, H, W,
         3]; the message says what to do.

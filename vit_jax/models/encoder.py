@@ -13,15 +13,13 @@ from vit_jax.models.dropout import (
     ATTENTION,
     ATTENTION_PATH,
     DROPPATH_SHAPES,
-    HIDDEN,
-    MLP,
     MLP_PATH,
     dropout,
     droppath,
 )
-from vit_jax.models.ops.activation import activate
+from vit_jax.models.mlp import MlpBlock
 from vit_jax.models.ops.attention import attend
-from vit_jax.models.ops.dense import HeadProjection, dense, output_projection, xavier
+from vit_jax.models.ops.dense import HeadProjection, output_projection, xavier
 from vit_jax.models.ops.einsum import attention_weights, weighted
 from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.ops.tpu_layout import in_memory
@@ -36,14 +34,8 @@ REMAT_POLICIES = {
     "full": lambda names: jax.checkpoint_policies.nothing_saveable,
 }
 # Results inside a block: of the three projections, of attention before its output projection, of
-# the MLP's first layer.
+# the MLP's first layer (and of its gate).
 REMAT_NAMES = ("query", "key", "value", "attended", "hidden")
-GELUS = {
-    "tanh": lambda x: nn.gelu(x, approximate=True),
-    "erf": lambda x: nn.gelu(x, approximate=False),
-}
-
-small = nn.initializers.normal(1e-6)
 
 
 def fields_of(module: nn.Module, *names: str) -> dict:
@@ -75,26 +67,6 @@ class LayerScale(nn.Module):
     def __call__(self, x):
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
         return x * gamma.astype(x.dtype)
-
-
-class MlpBlock(nn.Module):
-    """Two layers with a GELU between them: [batch, length, embed] -> the same."""
-
-    mlp_dim: int
-    dropout: float = 0.0
-    gelu: str = "tanh"
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x, noise=None):
-        init = dict(kernel_init=xavier, bias_init=small)
-        y = dense(self.mlp_dim, self.dtype, **init)(x)
-        y = sharding.constrain(y, "batch", "length", "mlp")
-        y = checkpoint_name(y.astype(self.dtype), "hidden")
-        y = activate(GELUS[self.gelu], y, self.dtype)
-        y = dropout(y, self.dropout, noise, HIDDEN, "mlp")
-        y = dense(x.shape[-1], self.dtype, **init)(y)
-        return dropout(y, self.dropout, noise, MLP)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -149,6 +121,7 @@ class EncoderBlock(nn.Module):
     num_heads: int
     dropout: float = 0.0
     layer_scale: float = 0.0
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     relative: bool = False
@@ -176,7 +149,8 @@ class EncoderBlock(nn.Module):
         x = x + droppath(y, noise, ATTENTION_PATH)
 
         y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_2")(x)
-        y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
+        fields = fields_of(self, "mlp_dim", "dropout", "gelu", "dtype")
+        y = MlpBlock(**fields, kind=self.mlp, name="MlpBlock_3")(y, noise)
         if self.layer_scale:
             y = LayerScale(self.layer_scale, name="LayerScale_3")(y)
         x = x + droppath(y, noise, MLP_PATH)
@@ -202,6 +176,7 @@ class Encoder(nn.Module):
     droppath: float = 0.0
     droppath_shape: str = "linear"
     layer_scale: float = 0.0
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     scan: bool = False
@@ -228,8 +203,8 @@ class Encoder(nn.Module):
             # already is one.
             policy = REMAT_POLICIES[self.remat](self.remat_names)
             block = nn.remat(block, prevent_cse=not self.scan, policy=policy)
-        fields = fields_of(self, "mlp_dim", "num_heads", "dropout", "layer_scale", "gelu", "ln_eps")
-        fields |= fields_of(self, "dtype", "softmax_dtype", "attention")
+        fields = fields_of(self, "mlp_dim", "num_heads", "dropout", "layer_scale", "mlp", "gelu")
+        fields |= fields_of(self, "ln_eps", "dtype", "softmax_dtype", "attention")
         return block(**fields, relative=self.posemb == "relative", posemb=posemb, name=name)
 
     def add_position(self, x, grid: tuple[int, int]):

@@ -17,6 +17,7 @@ from vit_jax.models.ops.dense import dense, xavier
 from vit_jax.models.vit import VisionTransformer
 
 DECODER = "decoder"  # the parameters beside those of the ViT
+small_normal = nn.initializers.normal(0.02)
 
 
 class Decoder(nn.Module):
@@ -57,7 +58,7 @@ class Decoder(nn.Module):
         x = dense(self.width, self.dtype, name="embedding", kernel_init=xavier)(x)
         prefix = x[:, : self.num_prefix]
         visible = x[:, self.num_prefix :]
-        mask = self.param("mask", nn.initializers.normal(0.02), (1, 1, self.width))
+        mask = self.param("mask", small_normal, (1, 1, self.width))
         hidden = (x.shape[0], restore.shape[1] - visible.shape[1], self.width)
         hidden = jnp.broadcast_to(mask.astype(x.dtype), hidden)
         patches = select(jnp.concatenate([visible, hidden], axis=1), restore)
@@ -100,6 +101,8 @@ class MaskedAutoencoder:
                 f"objective=mae needs positions that are added once: use model.posemb=learn, not "
                 f"{vit.posemb} at {vit.posemb_at}"
             )
+        if vit.distilled:
+            raise UserError("objective=mae trains no distillation token: set model.distilled=False")
         if vit.pool == "map" or vit.fc_norm:
             raise UserError(
                 "objective=mae trains neither attention pooling nor fc_norm: use model.pool=gap or "
@@ -110,10 +113,10 @@ class MaskedAutoencoder:
                 f"mae.decoder_width={self.decoder.width} is not divisible by mae.decoder_heads="
                 f"{self.decoder.num_heads}: change one of them"
             )
-        if not 0 < self.num_kept < self.num_patches:
+        if not 0 < self.mask_ratio < 1 or not 0 < self.num_kept < self.num_patches:
             raise UserError(
-                f"mae.mask_ratio={self.mask_ratio} of {self.num_patches} patches hides "
-                f"{self.num_patches - self.num_kept} of them: some must be hidden, and some seen"
+                f"mae.mask_ratio={self.mask_ratio} of {self.num_patches} patches must hide some of "
+                "them, and leave some to see: change it"
             )
 
     @property
@@ -135,25 +138,33 @@ class MaskedAutoencoder:
     def flops(self) -> int:
         """Forward FLOPs of one image: the encoder's blocks see only what is kept."""
         vit = self.vit
-        d, m = vit.width, vit.mlp_dim
         length = vit.num_prefix + self.num_kept
-        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * d
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
-        first = 2 * length * d * self.decoder.width
-        return patches + vit.depth * layer + first + self.decoder.flops
+        patches = 2 * self.num_patches * math.prod(vit.patch_size) * 3 * vit.width
+        first = 2 * length * vit.width * self.decoder.width
+        return patches + vit.depth * vit.block_flops(length) + first + self.decoder.flops
 
     def init(self, key) -> dict:
-        """Fresh parameters: positions are those of `posemb.sincos2d`, zero for prefix tokens."""
-        encoder_key, decoder_key = jax.random.split(key)
+        """Fresh parameters, as in the published code: fixed positions, patches embedded by a Xavier
+        matrix, normal tokens.
+        """
+        encoder_key, decoder_key, patch_key, token_key = jax.random.split(key, 4)
         image = jnp.zeros((1, *self.vit.image_size, 3))
         params = self.encoder.with_scan(False).init(encoder_key, image)["params"]
+        kernel = params["embedding"]["kernel"]
+        matrix = xavier(patch_key, (math.prod(kernel.shape[:3]), kernel.shape[3]))
+        params["embedding"]["kernel"] = matrix.reshape(kernel.shape)
+        for i, (name, _) in enumerate(self.vit.prefix):
+            params[name] = small_normal(jax.random.fold_in(token_key, i), params[name].shape)
+        params[DECODER] = self.init_decoder(decoder_key)
+        fix_positions(params, self.vit.grid)
+        return params
+
+    def init_decoder(self, key) -> dict:
+        """Fresh parameters of the decoder."""
         tokens = jnp.zeros((1, self.vit.num_prefix + self.num_kept, self.vit.width))
         restore = jnp.arange(self.num_patches)[None]
-        params[DECODER] = self.decoder.init(decoder_key, tokens, restore)["params"]
-        for part in (params, params[DECODER]):
-            embedding = part["Transformer"].get("posembed_input", {})
-            for name, rows in embedding.items():
-                embedding[name] = fixed_positions(self.vit.grid, rows.shape)
+        params = self.decoder.init(key, tokens, restore)["params"]
+        fix_positions(params, self.vit.grid)
         return params
 
     def apply(self, params, image, keep, restore, **options):
@@ -174,15 +185,35 @@ class MaskedAutoencoder:
         patches = patchify(image, self.vit.patch_size)
         if not self.norm_pixels:
             return patches
-        mean = patches.mean(axis=-1, keepdims=True)
-        variance = patches.var(axis=-1, keepdims=True, ddof=1)
-        return (patches - mean) / jnp.sqrt(variance + 1e-6)
+        mean, std = mean_and_std(patches)
+        return (patches - mean) / std
+
+    def pixels(self, prediction, image):
+        """The inverse of `targets`: what a prediction for an image means, [batch, patches, h * w *
+        3].
+        """
+        if not self.norm_pixels:
+            return prediction
+        mean, std = mean_and_std(patchify(image, self.vit.patch_size))
+        return prediction * std + mean
 
 
-def fixed_positions(grid: tuple[int, int], shape: tuple[int, ...]):
-    """Rows of a position embedding [1, prefix + patches, embed]."""
-    rows = posemb.sincos2d(grid, shape[-1], jnp.float32)
-    return jnp.pad(rows, ((0, 0), (shape[1] - rows.shape[1], 0), (0, 0)))
+def mean_and_std(patches):
+    """[batch, patches, 1] each, of the pixels of a patch."""
+    mean = patches.mean(axis=-1, keepdims=True)
+    variance = patches.var(axis=-1, keepdims=True, ddof=1)
+    return mean, jnp.sqrt(variance + 1e-6)
+
+
+def fix_positions(params: dict, grid: tuple[int, int]) -> None:
+    """Replaces the position embedding of an encoder, [1, prefix + patches, embed], by the fixed one
+    of the published code, which is zero for prefix tokens.
+    """
+    embedding = params["Transformer"].get("posembed_input", {})
+    for name, rows in embedding.items():
+        width = rows.shape[-1]
+        fixed = posemb.sincos2d(grid, width, jnp.float32, period=width // 4)
+        embedding[name] = jnp.pad(fixed, ((0, 0), (rows.shape[1] - fixed.shape[1], 0), (0, 0)))
 
 
 def patchify(image, patch_size: tuple[int, int]):
@@ -195,3 +226,12 @@ def patchify(image, patch_size: tuple[int, int]):
     image = image[:, : rows * h, : columns * w]
     patches = image.reshape(batch, rows, h, columns, w, channels).transpose(0, 1, 3, 2, 4, 5)
     return patches.reshape(batch, rows * columns, h * w * channels)
+
+
+def unpatchify(patches, grid: tuple[int, int], patch_size: tuple[int, int]):
+    """[batch, patches, h * w * channels] -> [batch, H, W, channels]."""
+    rows, columns = grid
+    h, w = patch_size
+    shape = (len(patches), rows, columns, h, w, -1)
+    image = patches.reshape(shape).transpose(0, 1, 3, 2, 4, 5)
+    return image.reshape(len(patches), rows * h, columns * w, -1)

@@ -10,22 +10,24 @@ import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder, posemb, resnet
+from vit_jax.models import encoder, mlp, posemb, resnet
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.ops import attention
 from vit_jax.models.ops.dense import dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token;
-# unpooled: every token, after the class token or without one.
-POOLS = ("tok", "gap", "map", "0", "tok_unpooled", "unpooled")
+# tok_gap: class token and mean, side by side, for the linear classifiers of DINOv2 (arXiv
+# 2304.07193); unpooled: every token, after the class token or without one.
+POOLS = ("tok", "gap", "tok_gap", "map", "0", "tok_unpooled", "unpooled")
 
 
 class VisionTransformer(Classifier):
     """Image [batch, H, W, 3] normalised as `preprocess` says -> logits [batch, classes] float32.
 
-    With `num_classes=0` it returns what the head reads, [batch, embed]; with an unpooled `pool`,
-    every token has its logits, [batch, length, classes]. Tokens are cls, dist, registers, patches.
+    With `num_classes=0` it returns what the head reads, [batch, embed], twice as wide if `pool` is
+    tok_gap; with an unpooled `pool`, every token has its logits, [batch, length, classes]. Tokens
+    are cls, dist, registers, patches.
     A distilled model (arXiv 2012.12877) has two heads, and returns their mean. Intermediates
     (`mutable=["intermediates"]`): stem output, embedded tokens, the encoder's input, the attention
     weights and output of every block, encoded tokens, pre_logits.
@@ -46,6 +48,7 @@ class VisionTransformer(Classifier):
     posemb_at: str = "stem"
     pre_logits: int = 0  # width of the tanh layer before the head; 0: none
     fc_norm: bool = False  # the final LayerNorm comes after the pooling
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     dropout: float = 0.0
@@ -96,17 +99,23 @@ class VisionTransformer(Classifier):
         total += 2 * tokens * math.prod(self.patch_size) * channels * d
 
         length = tokens + self.num_prefix
-        attended = 3 if self.posemb == "relative" else 2  # keys, values and, if relative, distances
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 2 * attended * length * length * d
-        total += self.depth * layer
-
+        total += self.depth * self.block_flops(length)
         if self.pool == "map":
             total += 2 * (2 * tokens + 2) * d * d + 4 * tokens * d + 4 * d * m
         heads = 2 if self.distilled else 1
         if "unpooled" in self.pool:
             heads = length
-        features = self.pre_logits or d
-        return total + 2 * heads * (self.pre_logits * d + self.num_classes * features)
+        pooled = 2 * d if self.pool == "tok_gap" else d
+        features = self.pre_logits or pooled
+        return total + 2 * heads * (self.pre_logits * pooled + self.num_classes * features)
+
+    def block_flops(self, length: int) -> int:
+        """FLOPs of one encoder block for one image of so many tokens."""
+        d = self.width
+        layers = 3 if self.mlp == "swiglu" else 2
+        attended = 3 if self.posemb == "relative" else 2  # keys, values and, if relative, distances
+        products = 2 * length * (4 * d * d + layers * d * self.mlp_dim)
+        return products + 2 * attended * length * length * d
 
     @property
     def tensor_sizes(self) -> dict[str, int]:
@@ -121,7 +130,8 @@ class VisionTransformer(Classifier):
         self.check_choice("posemb", posemb.KINDS)
         self.check_choice("posemb_at", posemb.PLACES)
         self.check_choice("remat", encoder.REMAT_POLICIES)
-        self.check_choice("gelu", encoder.GELUS)
+        self.check_choice("mlp", mlp.MLPS)
+        self.check_choice("gelu", mlp.GELUS)
         self.check_choice("droppath_shape", encoder.DROPPATH_SHAPES)
         self.check_choice("attention", attention.ATTENTIONS)
         unknown = set(self.remat_names) - set(encoder.REMAT_NAMES)
@@ -183,7 +193,7 @@ class VisionTransformer(Classifier):
 
     def make_encoder(self) -> encoder.Encoder:
         names = ("depth", "mlp_dim", "num_heads", "posemb", "posemb_at", "num_prefix")
-        names += ("dropout", "droppath", "droppath_shape", "layer_scale", "gelu", "ln_eps")
+        names += ("dropout", "droppath", "droppath_shape", "layer_scale", "mlp", "gelu", "ln_eps")
         names += ("scan", "remat", "remat_names", "dtype", "softmax_dtype", "attention")
         fields = encoder.fields_of(self, *names)
         return encoder.Encoder(**fields, final_norm=not self.fc_norm, name="Transformer")
@@ -193,8 +203,8 @@ class VisionTransformer(Classifier):
         return encoder.MAPHead(**encoder.fields_of(self, *names), name="MAPHead_0")
 
     def pooled(self, x):
-        """What the head reads: [batch, length, embed] -> [batch, embed]; [2, batch, embed] if
-        distilled; all tokens if unpooled.
+        """What the head reads: [batch, length, embed] -> [batch, embed]; [batch, 2 * embed] if
+        `pool` is tok_gap; [2, batch, embed] if distilled; all tokens if unpooled.
         """
         if self.distilled:
             x = x[:, :2].swapaxes(0, 1)
@@ -204,6 +214,8 @@ class VisionTransformer(Classifier):
             x = x[:, self.num_prefix]
         elif self.pool == "gap":
             x = x[:, self.num_prefix :].mean(axis=1)
+        elif self.pool == "tok_gap":
+            x = jnp.concatenate([x[:, 0], x[:, self.num_prefix :].mean(axis=1)], axis=-1)
         elif self.pool == "map":
             x = self.map_head()(x[:, self.num_prefix :])
         if self.fc_norm:

@@ -8,6 +8,7 @@ import math
 import jax
 
 from vit_jax.distributed import sharding
+from vit_jax.models.ops import attention
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Experiment
@@ -43,20 +44,16 @@ def kernel_ms(program: hlo.Program, experiment: Experiment) -> tuple[float, floa
     calls = [i.rest for _, i, _ in program.walk() if i.opcode == "custom-call"]
     if not any('"tpu_custom_call"' in rest for rest in calls):
         return 0.0, 0.0
-    model = experiment.model
     shards = math.prod(experiment.mesh.shape[axis] for axis in sharding.RULES["batch"])
     products = 7 if experiment.config.model.remat in ("none", "names") else 9
-    tokens = math.prod(model.grid) + model.num_prefix
     images = experiment.config.data.batch_size / shards
-    flops = (
-        model.depth
-        * products
-        * 2
-        * images
-        * tokens**2
-        * model.width
-        / experiment.mesh.shape["tensor"]
+    is_chosen = experiment.config.model.attention == "splash"
+    scores = sum(
+        stack.depth * stack.length**2 * stack.width
+        for stack in experiment.objective.stacks
+        if is_chosen or stack.length > attention.EINSUM_UP_TO
     )
+    flops = products * 2 * images * scores / experiment.mesh.shape["tensor"]
     roofline = 1e3 * flops / experiment.chip.peak_flops
     return roofline, roofline / 0.4
 

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data import to_device
+from vit_jax.data import shapes, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
@@ -79,10 +79,10 @@ class Experiment:
         classes = facts.num_classes if configs.uses_labels(config) else 0
         model = make_model(config, classes, start)
         config = completed(config, model)
-        sharding.check_model(model, mesh)
         if teacher is not None:
             teacher.check(model.num_classes, facts.class_names, mesh)
         objective = make_objective(config, model, total_steps, teacher)
+        sharding.check_model(objective, mesh)
         config = with_fixed(config, objective)
         tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
         parts = (config, facts, total_steps, mesh, model, objective, tx, schedule, chip, teacher)
@@ -115,7 +115,7 @@ class Experiment:
         """
         config = self.config
         own_evaluations.check(config, self.model, self.facts.set_size)
-        if config.data.augment:
+        if config.data.get("augment"):
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
             batch = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.abstract_batch
@@ -136,7 +136,7 @@ class Experiment:
         """A global batch as ShapeDtypeStructs with shardings."""
         config = self.config
         return to_device.abstract_batch(
-            self.mesh, config.data.batch_size, config.image_size, self.facts.set_size
+            self.mesh, config.data.batch_size, shapes.of_training(config), self.facts.set_size
         )
 
     @functools.cached_property
@@ -233,7 +233,7 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
 
     Args:
       start: fields of the model that the run starts from. They hold for what the config leaves
-        open (None, or a size of 0), and for what it has no key for.
+        open (None, or the size of the variant), and for what it has no key for.
     """
     default = configs.defaults().model
     given = {name: value for name, value in config.model.items() if value is not None}
@@ -267,7 +267,7 @@ def completed(config, model: Classifier):
     values = {name: fields.get(name, default[name]) for name in missing}
     for name in values.keys() & sizes.keys():
         if values[name] == sizes[name]:
-            values[name] = 0
+            values[name] = default[name]
     if "variant" in values:
         values["variant"] = variant
     config = config.copy_and_resolve_references()

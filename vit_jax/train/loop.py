@@ -28,6 +28,7 @@ from vit_jax.train import state as states
 from vit_jax.train import teacher as teachers
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.experiment import Experiment, warn_of_epochs
+from vit_jax.train.pictures import Pictures, make_pictures
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
@@ -89,6 +90,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
             guard=make_guard(experiment, source, folder, spikes.left_out),
             spikes=spikes,
             stopping=EarlyStopping(experiment, checkpointer),
+            pictures=make_pictures(experiment, source, files),
             request=stack.enter_context(
                 preemption.SaveRequest(lambda: workdir.continuation(folder))
             ),
@@ -168,6 +170,7 @@ class Loop:
     guard: nonfinite.SkippedUpdates
     spikes: Spikes
     stopping: EarlyStopping
+    pictures: Pictures | None
     request: preemption.SaveRequest
 
     @property
@@ -280,6 +283,7 @@ class Loop:
         With early stopping a request waits for them: a checkpoint without its metric would change
         when the run ends.
         """
+        self.draw(number, state)
         try:
             if self.stopping.ranks(number):
                 return self.evaluate_and_rank(number, state, self.request.each_patiently), False
@@ -288,6 +292,13 @@ class Loop:
             return self.run_evaluations(params, is_due, self.request.until_due), False
         except Interrupted:
             return {}, True
+
+    def draw(self, number: int, state: step.TrainState) -> None:
+        """Writes the pictures that are due."""
+        every = self.experiment.config.pictures_every
+        if self.pictures and due(number, every, self.total_steps):
+            with self.timer.paused("evaluation"), self.account.spending("evaluation"):
+                self.pictures.write(number, step.eval_params(state), self.writer)
 
     def is_evaluated(self, number: int, name: str) -> bool:
         """Whether an evaluation is due after an update, by itself or to rank the checkpoint."""
@@ -316,6 +327,7 @@ class Loop:
         config = self.experiment.config
         if self.stopping.ranks(number):  # done before the save
             return {}
+        self.draw(number, state)
 
         def is_due(name: str) -> bool:
             return due(number, config.evals[name].every, self.total_steps)

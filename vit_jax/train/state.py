@@ -189,7 +189,9 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
 
 
 def pretrained_state(experiment, weights) -> step.TrainState:
-    """A state that starts from loaded weights, with a new head."""
+    """A state that starts from loaded weights, with a new head, and with what the weights have of
+    the objective.
+    """
     config = experiment.config
     model = experiment.model
     objective = experiment.objective
@@ -197,15 +199,20 @@ def pretrained_state(experiment, weights) -> step.TrainState:
     params = adapt.adapt(weights, model, True, config.init_allow)
     params = scan_layout.relayout(params, model.scan, jnp.stack)
     abstract = experiment.abstract_state
+    extra = objective.extra_of(weights)
+    fresh = [name for name in objective.extra if name not in extra]
+    for name in objective.extra:
+        log.info("%s: %s", name, "fresh" if name in fresh else "that of the weights")
 
     def put(value, goal):
         return jax.device_put(value.astype(goal.dtype), goal.sharding)
 
-    params = jax.tree.map(put, params, objective.of_model(abstract.params))
+    params |= extra
+    params = jax.tree.map(put, params, {name: abstract.params[name] for name in params})
 
     def create(params):
-        fresh = {name: objective.init(config.seed)[name] for name in objective.extra}
-        return create_state(config, objective, experiment.tx, params | fresh)
+        new = {name: objective.init(config.seed)[name] for name in fresh}
+        return create_state(config, objective, experiment.tx, params | new)
 
     return with_teacher(jax.jit(create, out_shardings=learned(experiment))(params), experiment)
 

@@ -3,6 +3,7 @@
 import jax
 
 from vit_jax.config import is_own
+from vit_jax.data import shapes
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.errors import printable
@@ -26,9 +27,9 @@ def model_line(experiment, params) -> str:
             f"{model.grid[0]} x {model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} "
             "pixels, "
         )
+    classes = f"{model.num_classes or 'no'} classes"
     return (
-        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}"
-        f"{model.num_classes} classes"
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}{classes}"
     )
 
 
@@ -46,7 +47,7 @@ def data_line(experiment) -> str:
     config = experiment.config
     batch = config.data.batch_size
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
-    mib = batch * 3 * config.image_size**2 / 2**20
+    mib = batch * shapes.num_bytes(shapes.of_training(config)) / 2**20
     name = catalog.data_name(config.data)
     return (
         f"data        {name}, {experiment.facts.num_examples:,} examples, batch {batch}"

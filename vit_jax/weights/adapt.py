@@ -22,7 +22,7 @@ from vit_jax.weights.scan_layout import flatten, unflatten
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
-SIZES = ("width", "depth", "mlp_dim", "num_heads")  # 0 means that of the variant
+SIZES = ("width", "depth", "mlp_dim", "num_heads", "mlp")  # 0 or "": that of the variant
 TOKENS = ("class_token", "distilled", "registers")  # another pooling may bring other ones
 
 

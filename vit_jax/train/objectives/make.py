@@ -1,9 +1,10 @@
 """The objective that a config chooses."""
 
 from vit_jax.config import is_own
+from vit_jax.errors import UserError
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
-from vit_jax.train.objectives import classify, distill, mae, masked_patches, own
+from vit_jax.train.objectives import classify, dino, distill, mae, masked_patches, own
 from vit_jax.train.objectives.objective import Objective
 from vit_jax.train.teacher import Teacher
 
@@ -16,6 +17,7 @@ MAKE = {
     "classify": make_classify,
     "masked_patches": masked_patches.make,
     "mae": mae.make,
+    "dino": dino.make,
 }
 
 
@@ -31,6 +33,16 @@ def make_objective(
     Raises:
       UserError: the objective does not fit to the model.
     """
+    objective = made(config, model, total_steps, teacher)
+    if config.pictures_every and not objective.draws:
+        raise UserError(
+            f"config key pictures_every={config.pictures_every} has no effect with objective="
+            f"{config.objective}, which has nothing to draw: set it to 0"
+        )
+    return objective
+
+
+def made(config, model: Classifier, total_steps: int, teacher: Teacher | None) -> Objective:
     if is_own(config.objective):
         return own.make(config, model, total_steps)
     if config.objective == "distill":

@@ -30,7 +30,7 @@ import optax
 from vit_jax.data.augment.batch import keys
 from vit_jax.errors import UserError
 from vit_jax.models.encoder import select_patches
-from vit_jax.models.mae import patchify
+from vit_jax.models.mae import patchify, unpatchify
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.train.objectives.objective import Objective
 
@@ -48,6 +48,12 @@ def color_class(color):
     """Colours from 0 to 1, [..., 3] -> int32 [...], one of 512."""
     levels = jnp.clip(jnp.floor(color * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
     return (levels[..., 0] * LEVELS + levels[..., 1]) * LEVELS + levels[..., 2]
+
+
+def color_of(label):
+    """The middle of a class's colours, 0 to 1: int32 [...] -> [..., 3]."""
+    levels = jnp.stack([label // LEVELS**2, label // LEVELS % LEVELS, label % LEVELS], axis=-1)
+    return (levels + 0.5) / LEVELS
 
 
 def mean_colors(patches, patch_size: tuple[int, int], cells: int):
@@ -105,6 +111,7 @@ class MaskedPatches(Objective):
     target: str
 
     extra = (HEAD, MASK)
+    draws = ("corrupted", "prediction", "original")
 
     @property
     def cells(self) -> int:
@@ -152,20 +159,56 @@ class MaskedPatches(Objective):
         if self.target == "pixels":
             patches = of_corrupted(patchify(image, self.model.patch_size))
             return jnp.square(predicted - patches).mean(-1), {}
-        pixels = image * jnp.asarray(self.model.std) + jnp.asarray(self.model.mean)
-        patches = of_corrupted(patchify(pixels, self.model.patch_size))
+        patches = of_corrupted(patchify(self.model.denormalize(image), self.model.patch_size))
         label = color_class(mean_colors(patches, self.model.patch_size, self.cells))
         logits = predicted.reshape(*label.shape, LEVELS**3)
         loss, right = cross_entropy(logits, label)
         return loss, dict(patch_top1=right)
 
-    def loss(self, params, batch, key, step):
+    def draw(self, seed):
+        """(corrupted patches int32 [batch, corrupted], another patch for each int32 [batch,
+        patches]) by the seeds of the examples.
+        """
         draw = lambda key: self.choice.draw(key, math.prod(self.model.grid))  # noqa: E731
-        order, other = jax.vmap(draw)(keys(batch["seed"], CORRUPT))
-        options = dict(train=True, rngs={"dropout": key})
-        tokens = self.encode(params, batch["image"], order, other, **options)
+        return jax.vmap(draw)(keys(seed, CORRUPT))
+
+    def predict(self, params, image, order, other, **options):
+        """What the head says of the corrupted patches: [batch, corrupted, outputs]."""
+        tokens = self.encode(params, image, order, other, **options)
         head = params[HEAD]
-        predicted = tokens.astype(jnp.float32) @ head["kernel"] + head["bias"]
+        return tokens.astype(jnp.float32) @ head["kernel"] + head["bias"]
+
+    def pictures(self, params, batch):
+        """Masked patches are grey in what is corrupted; in the prediction, all corrupted patches
+        have their likeliest colours.
+        """
+        model = self.model
+        order, other = self.draw(batch["seed"])
+        predicted = self.predict(params, batch["image"], order, other)
+        patches = patchify(model.denormalize(batch["image"]), model.patch_size)
+        grey = jnp.full(patches.shape[2], 0.5)
+        corrupted = jax.vmap(self.choice.corrupt, (0, None, 0, 0))(patches, grey, order, other)
+        put = jax.vmap(lambda patches, order, new: patches.at[order].set(new))
+        kinds = (corrupted, put(patches, order, self.shown(predicted)), patches)
+        return tuple(unpatchify(x, model.grid, model.patch_size) for x in kinds)
+
+    def shown(self, predicted):
+        """[batch, corrupted, outputs] as pixels of patches, 0 to 1: [batch, corrupted, h * w *
+        3].
+        """
+        h, w = self.model.patch_size
+        shape = predicted.shape[:2]
+        if self.target == "pixels":
+            return self.model.denormalize(predicted.reshape(*shape, h, w, 3)).reshape(*shape, -1)
+        side = self.cells
+        label = predicted.reshape(*shape, side, side, LEVELS**3).argmax(-1)
+        colors = color_of(label).repeat(h // side, axis=2).repeat(w // side, axis=3)
+        return colors.reshape(*shape, -1)
+
+    def loss(self, params, batch, key, step):
+        order, other = self.draw(batch["seed"])
+        options = dict(train=True, rngs={"dropout": key})
+        predicted = self.predict(params, batch["image"], order, other, **options)
         loss, metrics = self.errors(predicted, batch["image"], order)
         return loss.mean(1), jax.tree.map(lambda x: x.mean(1), metrics)
 

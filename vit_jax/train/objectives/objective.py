@@ -1,6 +1,7 @@
 """What a run optimizes: the protocol of objectives, and what most of them have in common."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -9,8 +10,20 @@ import jax.numpy as jnp
 from vit_jax.models import create
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import scan_layout
+from vit_jax.weights.formats.weights import Weights
 
 BACKWARD = 2  # times the FLOPs of the forward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Layers on a sequence of tokens, as a plan needs to know them."""
+
+    depth: int
+    length: int  # tokens
+    width: int
+    num_heads: int
+    may_scan: bool = True  # whether model.scan stacks them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Objective:
 
     extra = ()  # names in the parameters, at the top, of what the model does not have
     fixed = ""  # a pattern: parameters that never change, besides those of `optim.frozen`
+    draws = ()  # names of what `pictures` returns
     teaches = False  # whether there are `teach` and `targets`
 
     def init(self, seed: int) -> dict:
@@ -45,6 +59,14 @@ class Objective:
             return create.abstract_params(self.model)
         return jax.eval_shape(self.init, 0)
 
+    def extra_of(self, weights: Weights) -> dict:
+        """The extra parameters by name, numpy, as far as weights have them; others start fresh.
+
+        Raises:
+          UserError: the weights have them, but for another objective of this kind.
+        """
+        return {}
+
     def abstract_teacher(self) -> dict:
         """Parameters that stay as they are, in `state.teacher`, as ShapeDtypeStructs."""
         return {}
@@ -55,6 +77,12 @@ class Objective:
         Args:
           key: of dropout, another one in each microbatch.
           step: updates done, int32 [].
+        """
+        raise NotImplementedError
+
+    def pictures(self, params, batch: dict) -> tuple:
+        """Pictures to see the progress by, of each example those of `draws`: float32 [batch, H, W,
+        3] each, 0 to 1.
         """
         raise NotImplementedError
 
@@ -81,6 +109,20 @@ class Objective:
     def of_model(self, params: dict) -> dict:
         """The parameters that the model has."""
         return {name: value for name, value in params.items() if name not in self.extra}
+
+    @property
+    def tensor_sizes(self) -> dict[str, int]:
+        """Sizes by name that the number of devices of tensor parallelism must divide."""
+        return self.model.tensor_sizes
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The layers that a training image passes with gradient."""
+        model = self.model
+        if not model.depth:
+            return ()
+        length = math.prod(model.grid) + model.num_prefix
+        return (Stack(model.depth, length, model.width, model.num_heads),)
 
     @property
     def train_flops(self) -> int:
