@@ -19,7 +19,6 @@ from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.models.mae import MaskedAutoencoder
 from vit_jax.train import state as states
-from vit_jax.train.objectives import mae
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats.weights import Weights
@@ -270,23 +269,3 @@ def test_a_run_from_an_encoder_has_a_new_decoder(tmp_path, caplog):
     for name, value in found.items():
         source = fresh if name.startswith("decoder/") else weights.params
         np.testing.assert_allclose(value, source[name], atol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-def test_a_run_of_ours_loads_with_its_decoder(tmp_path):
-    config = dict(
-        objective="mae",
-        total_steps=2,
-        image_size=8,
-        mae=dict(decoder_width=16, decoder_depth=1, decoder_heads=2, mask_ratio=0.5),
-        model=dict(variant="Ti/4", width=32, depth=2, mlp_dim=64, num_heads=4, scan=True),
-        data=dict(name="digits", batch_size=32),
-        optim=dict(ema_decay=0.9),
-    )
-    vit_jax.fit(config, tmp_path / "run")
-    model, params = vit_jax.from_pretrained(tmp_path / "run", objective="mae")
-    assert (model.mask_ratio, model.norm_pixels, model.decoder.width) == (0.5, True, 16)
-    image = np.zeros((2, 8, 8, 3), np.float32)
-    loss, prediction, mask = mae.forward(model, params, image, np.eye(4, dtype=np.float32)[:2])
-    assert np.isfinite(loss) and prediction.shape == (2, 4, 48)
-    np.testing.assert_array_equal(mask.sum(1), 2)
