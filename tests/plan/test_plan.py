@@ -537,6 +537,21 @@ def test_any_other_error_of_the_compiler_is_raised(text):
     assert raised.value is error
 
 
+def test_a_program_that_the_compiler_cannot_print_is_a_user_error():
+    """As for a masked autoencoder of L/16 on v6e:4x8."""
+
+    class Unprintable:
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have 1 operands")
+
+        def memory_analysis(self):
+            names = ("argument", "output", "alias", "temp", "generated_code")
+            return types.SimpleNamespace(**{f"{name}_size_in_bytes": 2**30 for name in names})
+
+    with pytest.raises(UserError, match=r"with 3.0 GiB, but the compiler can't print it"):
+        compilation.text_of(Unprintable())
+
+
 PLAIN = [
     "model.dtype=bfloat16",
     "model.pool=gap",

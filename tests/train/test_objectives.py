@@ -122,6 +122,10 @@ def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, config_file, ti
     assert loaded.model.num_classes == 0 and not loaded.class_names
     shapes = jax.eval_shape(loaded.model.init, jax.random.key(0), np.zeros((1, 8, 8, 3)))["params"]
     assert jax.tree.structure(shapes) == jax.tree.structure(loaded.params)
+    if name == "mae":
+        autoencoder, whole = vit_jax.from_pretrained(tmp_path / "run", objective="mae")
+        assert autoencoder.decoder.width == 16
+        assert whole.keys() - loaded.params.keys() == {"decoder"}
     assert run(tiny, tmp_path / "tuned", f"--config.init_from={tmp_path / 'run'}") == 0
     start = metric_lines(tmp_path / "tuned")[0]["train/loss"]
     assert abs(start - np.log(10)) < 1e-6, "the head is new"

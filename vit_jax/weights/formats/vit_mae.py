@@ -134,7 +134,7 @@ def write(weights: Weights, block: list[Row]) -> tuple[dict, dict]:
         decoder_num_hidden_layers=sizes["depth"],
         decoder_num_attention_heads=sizes["num_heads"],
         decoder_intermediate_size=sizes["mlp_dim"],
-        mask_ratio=weights.settings["mask_ratio"],
-        norm_pix_loss=weights.settings["norm_pixels"],
+        mask_ratio=weights.settings.get("mask_ratio", MASK_RATIO),
+        norm_pix_loss=weights.settings.get("norm_pixels", True),
     )
     return torch_layout.write(weights.extra, rows(block, sizes["depth"])), config
