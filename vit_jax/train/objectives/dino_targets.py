@@ -43,13 +43,11 @@ def sinkhorn_knopp(logits, weight, temperature):
       weight: [...], 1 or 0; those with 0 do not count, and become 0.
     """
     axes = tuple(range(weight.ndim))
-    prototypes = logits.shape[-1]
     q = weight[..., None] * jnp.exp((logits - logits.max()) / temperature)
     for _ in range(ITERATIONS):
-        q = q / jnp.maximum(prototypes * q.sum(axes), TINY)
+        q = q / jnp.maximum(q.sum(axes), TINY)
         q = q / jnp.maximum(q.sum(-1, keepdims=True), TINY)
-        q = q / jnp.maximum(weight.sum(), 1.0)
-    return q * jnp.maximum(weight.sum(), 1.0)
+    return q
 
 
 def watched(probabilities, features, weight) -> dict:
