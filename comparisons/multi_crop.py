@@ -36,7 +36,7 @@ def compare(config, count: int, runs: int) -> list[float]:
     """The ratio of core time in each of `runs` rounds, over `count` images."""
     size = config.data.batch_size
     settings = config.data.views
-    source = sources.open_training(config.data, config.user)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
     host = pipeline.train_pipeline(config, source, np.arange(size), 2**31)
     pipelines = {
         "all views": host,

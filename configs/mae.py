@@ -9,9 +9,9 @@ ablations). Expected top-1 of ImageNet after configs/mae_finetune.py: B/16 83.6 
 H/14 76.6 %. With --config.mae.norm_pixels=False, whose pixels look better, fine-tuning reaches
 83.3 %, 85.1 % and 86.2 %.
 
-Your own images: --config.data.name=folder:PATH, with --config.optim.warmup_steps of a fortieth of
-the run. --config.init_from continues from published autoencoders, and from encoders with a new
-decoder.
+Your own images: --config.data.name=folder:PATH and --config.evals={}, with
+--config.optim.warmup_steps of a fortieth of the run. --config.init_from continues from published
+autoencoders, and from encoders with a new decoder.
 
 Cost: 1600 epochs: B/16 1.2e20 FLOP, L/16 2.6e20, H/14 6.0e20.
 
@@ -57,5 +57,6 @@ def get_config(arg="B/16"):
     )
     near = dict(split="validation", train_split="train[:10%]", crop="central")
     config.evals = dict(near=dict(type="knn", every=25_000, data=near))
+    config.pictures_every = 25_000
     config.checkpoint = dict(every=1000)
     return config

@@ -22,6 +22,7 @@ from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.evaluate import predictions
 from vit_jax.models import preparation
 from vit_jax.weights import load as pretrained
+from vit_jax.weights.pretrained import Pretrained
 
 log = logging.getLogger("vit_jax.predict")
 
@@ -46,6 +47,22 @@ def batches_of(model, listing, rows: int) -> Iterator[dict]:
     return dataclasses.replace(host, skipped=Skipped(is_limited=False)).batches()
 
 
+def classes_per_image(loaded: Pretrained, top_k: int | None) -> int:
+    """How many classes are asked for, or, with None, what the weights can give; 0: features."""
+    if top_k is None and loaded.model.num_classes:
+        return TOP_K
+    if top_k is None:
+        log.warning(
+            "%s has no head and so no classes, as after training without labels: the results are "
+            "features; fine-tune it for classes",
+            loaded.path,
+        )
+        return 0
+    if top_k:
+        predictions.check_has_head(loaded, "--top_k=0")
+    return top_k
+
+
 def predict(
     weights: pretrained.Weights, paths: Sequence[str], top_k: int | None, image_size: int | None
 ) -> dict:
@@ -62,16 +79,7 @@ def predict(
     from vit_jax.data.sources import file_list, ignored
 
     loaded = pretrained.build(weights, image_size=image_size)
-    if not loaded.model.num_classes and top_k is None:
-        log.warning(
-            "%s has no head and so no classes, as after training without labels: the results are "
-            "features; fine-tune it for classes",
-            loaded.path,
-        )
-        top_k = 0
-    top_k = TOP_K if top_k is None else top_k
-    if top_k:
-        predictions.check_has_head(loaded, "--top_k=0")
+    top_k = classes_per_image(loaded, top_k)
     files, listing = file_list.load(paths)
     ignored.report(", ".join(paths), listing.ignored)
     predictor = predictions.Predictor(loaded, min(top_k, loaded.model.num_classes))

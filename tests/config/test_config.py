@@ -329,6 +329,18 @@ def test_an_evaluation_of_defaults_alone_is_kept(tmp_path):
     assert configs.load(str(path)).evals.test.data.split == "test"
 
 
+def test_the_evaluations_of_a_file_may_be_left_out(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("def get_config():\n    return dict(evals=dict(test={}, val={}))\n")
+    assert set(configs.load(str(path)).evals) == {"test", "val"}
+    assert not configs.load(str(path), ["--config.evals={}", "--config.seed=3"]).evals
+    assert not configs.load_in_python(str(path), {"evals": {}, "seed": 3}).evals
+    with pytest.raises(
+        UserError, match=r"evals.val.every belongs to an evaluation that the config"
+    ):
+        configs.load(str(path), ["--config.evals={}", "--config.evals.val.every=1"])
+
+
 @pytest.mark.parametrize("result", ["None", "[]", "3"])
 def test_a_config_that_is_no_dict_is_named(result, tmp_path):
     path = tmp_path / "c.py"
@@ -341,7 +353,7 @@ def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
     free = {name for name, key in configs.KEYS.items() if key.resume}
     groups = {"mesh", "checkpoint", "spikes", "evals", "profile"}
     assert {name for name in free if name.split(".")[0] not in groups} == {
-        *("accum_steps", "log_every", "max_skipped", "topology", "flush_every_s"),
+        *("accum_steps", "log_every", "pictures_every", "max_skipped", "topology", "flush_every_s"),
         *("model.remat", "model.remat_names", "model.scan"),
         *("data.data_dir", "data.on_corrupt", "data.threads"),
         *("data.prefetch", "data.eval_cache_gib"),

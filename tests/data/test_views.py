@@ -183,7 +183,7 @@ def arguments(folder, *more: str) -> list[str]:
         path = folder / f"{'ab'[i % 2]}/{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         photo.save(path)
-    values = SETTINGS | {"data.name": f"folder:{folder}"}
+    values = SETTINGS | {"data.name": f"folder:{folder}", "evals.val.type": "knn"}
     given = [f"--config.{name}={value}" for name, value in values.items()]
     return given + [f"--config.{text}" for text in more]
 

@@ -595,6 +595,18 @@ def test_memory_of_whole_steps_is_about_that_of_the_compiler(large):
     assert cost_model.guess(huge).bytes / 2**30 == pytest.approx(5.90 + 4.38, rel=0.25)
 
 
+def test_memory_of_an_autoencoder_is_that_of_its_two_halves():
+    """The compiler's figures for L/16 with 64 images per chip and fsdp=16: 0.23 + 7.0 GiB. All
+    tokens in the encoder would take more than twice as much.
+    """
+    config = loaded("configs/mae.py:L/16", "mesh.fsdp=16")
+    one = cost_model.sketch(job_of(config, 8, 8))
+    assert cost_model.guess(one).bytes / 2**30 == pytest.approx(0.23 + 7.0, rel=0.3)
+    classify = loaded("configs/pretrain.py:L/16,imagenet2012", *PLAIN, "mesh.fsdp=16")
+    whole = cost_model.sketch(job_of(classify, 8, 8))
+    assert cost_model.guess(one).ms < 0.5 * cost_model.guess(whole).ms
+
+
 def test_more_shards_and_more_recomputation_take_less_memory(large):
     one = cost_model.sketch(large)
 

@@ -144,6 +144,50 @@ def test_what_learns_and_how_the_teacher_follows():
     assert set(objective().of_model(state.params)) == {"embedding", "cls", "Transformer"}
 
 
+def softmax(x, temperature):
+    e = np.exp((x - x.max(-1, keepdims=True)) / temperature)
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_losses_are_their_definitions():
+    """Loops in numpy over views and patches; only the model and the heads are the same code."""
+    state, train_step = setup()
+    small = objective()
+    batch = make_batch()
+    hidden, _, _ = jax.device_get(small.hide(batch["seed"]))
+    backbone = {"params": small.of_model(state.params)}
+    encoder = small.encoder
+
+    def head(name, tokens):
+        return np.asarray(small.head.apply({"params": state.params[name]}, tokens), np.float64)
+
+    teacher = []
+    student = []
+    for view in range(2):
+        image = batch["image"][:, view]
+        teacher.append(encoder.apply(backbone, image))
+        mask = jnp.asarray(hidden[:, view, :, None])
+        change = lambda x, mask=mask: x * ~mask + state.params[MASK] * mask  # noqa: E731
+        student.append(encoder.apply(backbone, image, change=change))
+    local = small.local_tokens(state.params, batch["local"])
+    said = [softmax(head(HEAD, tokens[:, 0]), 0.04) for tokens in teacher]
+    heard = [tokens[:, 0] for tokens in student] + [local[:, 0], local[:, 1]]
+    heard = [np.log(softmax(head(HEAD, tokens), 0.1)) for tokens in heard]
+    pairs = [(t, v) for t in range(2) for v in range(4) if t != v]
+    dino = np.mean([-(said[t] * heard[v]).sum(-1) for t, v in pairs])
+
+    ibot = 0.0
+    for view in range(2):
+        target = softmax(head(PATCH_HEAD, teacher[view][:, 1:]), 0.04)
+        found = np.log(softmax(head(PATCH_HEAD, student[view][:, 1:]), 0.1))
+        terms = -(target * found).sum(-1)
+        masked = hidden[:, view]
+        ibot += (terms * masked).sum(1) / np.maximum(masked.sum(1), 1) / 2
+    _, metrics = train_step(state, batch)
+    assert float(metrics["train/dino"]) == pytest.approx(dino, rel=1e-5)
+    assert float(metrics["train/ibot"]) == pytest.approx(ibot.mean(), rel=1e-5)
+
+
 def test_extra_parameters():
     assert objective(ibot=False).extra == (HEAD,)
     assert objective(shared_head=True).extra == (HEAD, MASK)
@@ -184,6 +228,7 @@ def test_flops_are_those_of_all_views():
     sizes = [x.size for x in jax.tree.leaves(params) if x.ndim == 2]
     assert one.head.flops(16) == 2 * sum(sizes)
     hidden = objective(koleo=0.0, local_count=0)
+    assert [stack.length for stack in more.stacks] == [17, 17, 5, 5, 5]
     assert hidden.train_flops == one.train_flops + 4 * 8 * one.head.flops(16)
 
 
@@ -210,6 +255,7 @@ def experiment(**changes):
         ({"model.pool": "map", "model.class_token": True}, "neither attention pooling"),
         ({"model.variant": "Mixer-B/4", "model.depth": 0}, "class token"),
         ({"model.posemb": "learn2d"}, "data.views.local_count=0"),
+        ({"data.views.local_size": 3}, "local_size=3 is smaller than a patch"),
         ({"image_size": 4, "data.views.local_size": 4}, "only one"),
         ({"accum_steps": 4}, "multiple of 64"),
         ({"data.batch_size": 40}, "multiple of 16"),

@@ -20,6 +20,7 @@ from vit_jax.models import create
 from vit_jax.models.mae import MaskedAutoencoder
 from vit_jax.train import state as states
 from vit_jax.weights import load as pretrained
+from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats.weights import Weights
 from vit_jax.weights.scan_layout import flatten
 
@@ -180,6 +181,25 @@ def test_formats_without_a_place_for_the_decoder_say_so(tmp_path, capsys):
     assert not pretrained.read(tmp_path / "timm").extra
     assert convert.main([str(GOLDEN / CASE), str(tmp_path / "x.npz")]) == 2
     assert "exact (erf) GELU" in last_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        ({}, None),
+        (dict(image_size=(24, 36)), "not square"),
+        (dict(image_size=26), "a border"),
+        (dict(layer_scale=1e-4), "LayerScale"),
+        (dict(pool="gap"), "mean pooling"),
+        (dict(registers=2), "register tokens"),
+    ],
+)
+def test_what_transformers_has_no_autoencoder_for(fields, obstacle):
+    weights = pretrained.read(GOLDEN / CASE)
+    fields = weights.fields | fields
+    weights = dataclasses.replace(weights, fields=fields)
+    found = huggingface.obstacles(weights, create.create(**fields))
+    assert len(found) == bool(obstacle) and all(obstacle in name for name in found)
 
 
 PLAIN = """

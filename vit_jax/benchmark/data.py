@@ -27,7 +27,7 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
-from vit_jax.train.objectives.make import make_objective
+from vit_jax.train import teacher as teachers
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 # As on a store, images are read some thousands ahead: measurements must be longer.
@@ -160,10 +160,12 @@ def chips_of(topology: str) -> tuple[str, int]:
     return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
 
 
-def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
+def pod_rows(config, facts, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """The images/s that `count` chips of a `kind` process, and the host cores that they need."""
-    model = experiment.make_model(config, num_classes)
-    flops = make_objective(config, model, total_steps=1).train_flops
+    mesh = meshes.make_mesh(config.mesh)
+    teacher = teachers.declared(config, facts.num_classes)
+    built = experiment.Experiment.build(config, facts, mesh, teacher=teacher)
+    flops = built.objective.train_flops
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
@@ -320,7 +322,7 @@ def run(config, args):
     if args.alone and args.latency_ms:
         store = simulated_store.simulate(args.latency_ms / 1e3, args.connections)
     source = sources.open_training(config.data, config.user, configs.uses_labels(config))
-    catalog.found(config, source)
+    facts = catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if store:
         return at_distance(config, host, store, args)
@@ -333,7 +335,7 @@ def run(config, args):
     if pod:
         medians = {(r["name"], r["unit"]): r["median"] for r in rows}
         core_ms = medians["host: all", "core-ms/image"]
-        rows += pod_rows(config, source.num_classes, core_ms, *pod, args)
+        rows += pod_rows(config, facts, core_ms, *pod, args)
     if contenders:
         rows += against_rows(contenders, args)
     return rows

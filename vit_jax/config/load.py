@@ -30,6 +30,7 @@ from vit_jax.config.overrides import (
 from vit_jax.config.rules import check_whole
 from vit_jax.errors import UserError
 
+NO_EVALS = "--config.evals={}"  # leaves out the evaluations of the file
 PACKAGE = pathlib.Path(__file__).parent.parent
 
 
@@ -191,8 +192,17 @@ def from_values(
     values: Mapping[str, object], arguments: list[str] = ()
 ) -> ml_collections.ConfigDict:
     """`load` with flat values in place of a file."""
-    on_line = read_overrides(assemble(values), list(arguments))
+    arguments = list(arguments)
+    if NO_EVALS in arguments:
+        values = without_evals(values)
+        arguments = [argument for argument in arguments if argument != NO_EVALS]
+    on_line = read_overrides(assemble(values), arguments)
     return override(dict(values), on_line, COMMAND_LINE)
+
+
+def without_evals(values: Mapping[str, object]) -> dict[str, object]:
+    """Flat values without the evaluations."""
+    return {name: value for name, value in values.items() if not name.startswith("evals.")}
 
 
 def load_in_python(config, overrides) -> ml_collections.ConfigDict:
@@ -204,6 +214,8 @@ def load_in_python(config, overrides) -> ml_collections.ConfigDict:
         must_be_dict(config, "a config", "FILE.py[:ARG], or a dict")
         values = read_config(set_values(config), "in the config")
     must_be_dict(overrides, "overrides", "a dict")
+    if overrides.get("evals") == {}:
+        values = without_evals(values)
     where = "in the overrides"
     result = override(values, check_values(overrides, where), where)
     if is_file:

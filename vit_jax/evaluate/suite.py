@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.cli.spool import Files
 from vit_jax.config import is_own
 from vit_jax.config.own_parts import OwnPart
@@ -77,22 +78,35 @@ class Splits:
 
     def open(self, use: str, data, split: str, is_classified: bool) -> Split:
         """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
-        from vit_jax.data.sources import open as sources
-
         data_set = data.name or self.config.data.name
         data_dir = data.data_dir or self.config.data.data_dir
         size = data.batch_size or self.config.data.batch_size
         decoding = (size, data.crop, data.get("fraction"), data.method)
         key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
         if key not in self.opened:
-            if data.rest:
-                source = sources.open_rest(self.config.data, self.config.user)
-            else:
-                source = sources.open_source(data_set, split, data_dir, self.config.user)
+            source = self.source(use, data, data_set, data_dir, split)
             source = self.with_labels(source, use, is_classified)
             batches = self.batches(use, data, source, size)
             self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
         return self.opened[key]
+
+    def source(self, use: str, data, data_set: str, data_dir: str, split: str):
+        """Opens a split with its labels."""
+        from vit_jax.data.sources import open as sources
+
+        config = self.config
+        if data.rest:
+            return sources.open_rest(config.data, config.user)
+        try:
+            return sources.open_source(data_set, split, data_dir, config.user)
+        except UserError as error:
+            if data.name or configs.uses_labels(config):
+                raise
+            raise type(error)(
+                f"{use} needs labels, which the training data do not have ({error}): set "
+                f"{use}.data.name to other data, or leave all evaluations out with "
+                "--config.evals={}"
+            ) from None
 
     def with_labels(self, source, use: str, is_classified: bool):
         """The source with labels as the evaluation needs them."""
@@ -174,7 +188,8 @@ def check_without_head(use: str, entry, part: OwnPart | None) -> None:
     if entry.type in ON_BATCHES or (part and "logits" in part.wanted):
         raise UserError(
             f"config key {use}.type={entry.type} needs classes, but the model has no head, as "
-            "after training without labels: choose knn, linear_probe or fewshot"
+            "after training without labels: choose knn, linear_probe or fewshot, such as "
+            f"--config.{use}.type=knn"
         )
 
 
@@ -237,7 +252,8 @@ class Pass:
         if settings.type in ON_BATCHES:
             batches = self.batches(name, test)
             if settings.among == "present":
-                batches = among_present(batches, test, self.steps.model.num_classes)
+                classes = np.isin(np.arange(self.steps.model.num_classes), test.labels())
+                batches = (batch | dict(among=classes) for batch in batches)
             return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
         train_features = self.collect(name, evaluation.train)
         test_features = self.collect(name, test)
@@ -290,9 +306,3 @@ def run(
         text = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
         log.info("eval %s: %s", name, text)
     return scalars
-
-
-def among_present(batches: Iterator[dict], split: Split, num_classes: int) -> Iterator[dict]:
-    """Adds `among`, bool [num_classes]: the classes that occur in the split."""
-    among = np.isin(np.arange(num_classes), split.labels())
-    return (batch | dict(among=among) for batch in batches)

@@ -53,7 +53,8 @@ def select(x, index):
 
 def select_patches(x, index, num_prefix: int):
     """`select` among the patch tokens; the prefix tokens stay in front."""
-    return jnp.concatenate([x[:, :num_prefix], select(x[:, num_prefix:], index)], axis=1)
+    prefix = jnp.broadcast_to(jnp.arange(num_prefix), (len(x), num_prefix))
+    return select(x, jnp.concatenate([prefix, index + num_prefix], axis=1))
 
 
 class LayerScale(nn.Module):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import posemb
-from vit_jax.models.encoder import Encoder, fields_of, select
+from vit_jax.models.encoder import Encoder, fields_of, select_patches
 from vit_jax.models.ops.dense import dense, xavier
 from vit_jax.models.vit import VisionTransformer
 
@@ -56,13 +56,10 @@ class Decoder(nn.Module):
         kept, followed by those that are hidden.
         """
         x = dense(self.width, self.dtype, name="embedding", kernel_init=xavier)(x)
-        prefix = x[:, : self.num_prefix]
-        visible = x[:, self.num_prefix :]
         mask = self.param("mask", small_normal, (1, 1, self.width))
-        hidden = (x.shape[0], restore.shape[1] - visible.shape[1], self.width)
-        hidden = jnp.broadcast_to(mask.astype(x.dtype), hidden)
-        patches = select(jnp.concatenate([visible, hidden], axis=1), restore)
-        x = jnp.concatenate([prefix, patches], axis=1)
+        num_hidden = self.num_prefix + restore.shape[1] - x.shape[1]
+        hidden = jnp.broadcast_to(mask.astype(x.dtype), (len(x), num_hidden, self.width))
+        x = select_patches(jnp.concatenate([x, hidden], axis=1), restore, self.num_prefix)
         names = ("depth", "mlp_dim", "num_heads", "num_prefix", "gelu", "ln_eps", "dtype")
         names += ("softmax_dtype", "attention", "remat", "remat_names")
         x = Encoder(**fields_of(self, *names), posemb="learn", name="Transformer")(x, self.grid)

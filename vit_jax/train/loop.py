@@ -297,6 +297,7 @@ class Loop:
         """Writes the pictures that are due."""
         every = self.experiment.config.pictures_every
         if self.pictures and due(number, every, self.total_steps):
+            watchdog.progress.mark(f"the pictures of step {number}")
             with self.timer.paused("evaluation"), self.account.spending("evaluation"):
                 self.pictures.write(number, step.eval_params(state), self.writer)
 

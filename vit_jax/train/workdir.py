@@ -91,7 +91,9 @@ ADDED = {
     ("data.class_balance", 0.0),
     ("data.exif_rotation", False),
     ("early_stopping", 0),
+    ("model.mlp", ""),
     ("objective", "classify"),
+    ("optim.wd_end", 0.0),
 }
 
 

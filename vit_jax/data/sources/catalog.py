@@ -140,21 +140,19 @@ def declared(config) -> Facts:
         if data.subset and examples:
             examples = splits.amount(data.subset, examples, data.name)
     examples = data.num_examples or examples
+    where = f"{data_name(data)} is not known without the data"
+    meant = meanings.data_set_meant(data.name)
     if not labelled:
-        check_known(data, "examples", "data.num_examples", examples > 0)
+        if not examples:
+            raise UserError(f"the number of examples of {where}: set data.num_examples{meant}")
         return Facts(examples, 0)
     classes = config.model.num_classes or classes
-    keys = "data.num_examples and model.num_classes"
-    check_known(data, "examples and classes", keys, examples > 0 and classes > 0)
-    return Facts(examples, classes, names)
-
-
-def check_known(data, what: str, keys: str, is_known: bool) -> None:
-    if not is_known:
+    if not examples or not classes:
         raise UserError(
-            f"the number of {what} of {data_name(data)} is not known without the data: set "
-            f"{keys}{meanings.data_set_meant(data.name)}"
+            f"the number of examples and classes of {where}: set data.num_examples and "
+            f"model.num_classes{meant}"
         )
+    return Facts(examples, classes, names)
 
 
 def data_name(data) -> str:

@@ -39,7 +39,8 @@ def check_columns(columns: list[str], where: str, labelled: bool) -> None:
     others, which are ignored.
     """
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
-    for column in (PATH, kind) if labelled else (PATH,):
+    needed = (PATH, kind) if labelled else (PATH,)
+    for column in needed:
         if column not in columns:
             instead = "" if column == PATH else f", {INSTEAD}"
             raise UserError(
@@ -208,7 +209,7 @@ def load(where: str, labelled: bool = True) -> Listing:
     if labelled:
         labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
     else:
-        labels, class_names, num_classes = unlabelled.labels(len(paths)), (), 0
+        labels, class_names, num_classes = unlabelled.numbered(len(paths))
     content = [paths.bytes, paths.ends, texts.bytes, texts.ends]
     content.append("\n".join(names[i] for i in split.tolist()))
     if labels.ndim == 2:

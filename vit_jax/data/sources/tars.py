@@ -275,7 +275,7 @@ def load(where: str, labelled: bool = True) -> Listing:
     if labelled:
         labels, class_names, num_classes = number_classes(texts, splits, where)
     else:
-        labels, class_names, num_classes = unlabelled.labels(len(keys)), (), 0
+        labels, class_names, num_classes = unlabelled.numbered(len(keys))
     return Members(
         spans=Spans(paths, arrays["stamps"], shard, spans, index),
         names=keys,

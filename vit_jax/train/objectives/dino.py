@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.data.augment.batch import keys
-from vit_jax.errors import UserError
 from vit_jax.models.dino import DinoHead, resample_positions
 from vit_jax.models.encoder import select
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.train.objectives import block_masks, dino_targets
-from vit_jax.train.objectives.koleo import group_size, koleo
-from vit_jax.train.objectives.objective import BACKWARD, Objective
+from vit_jax.train.objectives import block_masks, dino_checks, dino_targets
+from vit_jax.train.objectives.koleo import koleo
+from vit_jax.train.objectives.objective import BACKWARD, Objective, Stack
 from vit_jax.train.schedules import half_cosine
 
 HIDE = 0x69626F74  # purpose of an example's random choice of patches
@@ -239,6 +238,14 @@ class Dino(Objective):
         return total, parts
 
     @property
+    def stacks(self):
+        def stack(model):
+            length = math.prod(model.grid) + model.num_prefix
+            return Stack(model.depth, length, model.width, model.num_heads)
+
+        return VIEWS * (stack(self.model),) + self.local_count * (stack(self.local_model),)
+
+    @property
     def train_flops(self):
         training = 1 + BACKWARD
         head = self.head.flops(self.model.width)
@@ -249,53 +256,8 @@ class Dino(Objective):
         return total
 
 
-def check(config, model) -> None:
-    """Raises UserError if the model or the config does not fit."""
-    if model.architecture != "vit" or model.distilled or "cls" not in dict(model.prefix):
-        raise UserError(
-            "objective=dino trains the class token of a ViT without a distillation token: use "
-            "model.pool=tok or model.class_token=True, model.distilled=False, and a ViT as "
-            "model.variant"
-        )
-    if model.pool == "map" or model.fc_norm:
-        raise UserError(
-            "objective=dino trains neither attention pooling nor fc_norm: use model.pool=tok, and "
-            "set them when you fine-tune"
-        )
-    if not config.optim.ema_decay:
-        raise UserError(
-            "objective=dino has the averaged parameters as its teacher, but optim.ema_decay is 0: "
-            "set its momentum at the start, such as 0.996"
-        )
-    is_fixed = model.posemb in ("sincos2d", "none")
-    is_resampled = model.posemb == "learn" and model.posemb_at == "stem"
-    if config.data.views.local_count and not is_fixed and not is_resampled:
-        raise UserError(
-            f"objective=dino has local views of another size, which model.posemb={model.posemb} at "
-            f"{model.posemb_at} can't have: use learn at stem or sincos2d, or set "
-            "data.views.local_count=0"
-        )
-    if config.dino.ibot and not block_masks.most(math.prod(model.grid)):
-        raise UserError(
-            "dino.ibot=True hides patches, but an image has only one: use smaller patches"
-        )
-    check_groups(config)
-
-
-def check_groups(config) -> None:
-    """Raises UserError if microbatches would change the neighbours of KoLeo."""
-    batch_size = config.data.batch_size
-    multiple = group_size(batch_size) * config.accum_steps
-    if config.dino.koleo and batch_size % multiple:
-        raise UserError(
-            f"data.batch_size={batch_size} with accum_steps={config.accum_steps} can't be divided "
-            f"into the groups of {group_size(batch_size)} images of dino.koleo: use a multiple of "
-            f"{multiple}, or set dino.koleo=0"
-        )
-
-
 def make(config, model, total_steps: int) -> Dino:
-    check(config, model)
+    dino_checks.check(config, model)
     settings = config.dino
     head = DinoHead(settings.prototypes, settings.head_width, settings.bottleneck, model.dtype)
     views = config.data.views

@@ -215,7 +215,7 @@ def obstacles(weights: Weights, model) -> list[str]:
     """Features of a model that transformers' ViT, DeiT and DINOv2 can't represent."""
     if weights.fields["architecture"] != "vit":
         return [f"the architecture {weights.fields['architecture']}"]
-    if dinov2.can_hold(model):
+    if dinov2.can_hold(model) and not vit_mae.has_decoder(weights):
         return dinov2.obstacles(model) + hf_processor.obstacles(model)
     pooling = {"map": "map pooling", "gap": "mean pooling"}.get(model.pool, f"pool={model.pool}")
     features = {
