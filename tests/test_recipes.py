@@ -562,6 +562,7 @@ def all_recipes() -> list[str]:
         for dataset in ("imagenet2012", "imagenet21k")
     ]
     found += [f"{file}.py:B/16" for file in ("mae", "mae_finetune", "mae_linear_probe")]
+    found += ["demo_distill.py", "demo_few_labels.py", "demo_unlabelled.py"]
     found += [f"deit.py:{argument}" for argument in ("B/16", "Ti/16,R50x1", "B/16,B/16")]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]

@@ -98,7 +98,7 @@ def read(config) -> Teacher | None:
 
 def check_variant(variant: str, weights: load.Weights) -> None:
     """Raises UserError if weights are not of the variant that a config gives."""
-    theirs = variants.name_of(weights.fields | create.fields(create.create(**weights.fields)))
+    theirs = variants.name_of(create.fields(create.create(**weights.fields)))
     if variant and variant != theirs:
         raise UserError(
             f"the weights are of {theirs or 'a model without a name'}, but "
