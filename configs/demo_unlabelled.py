@@ -12,7 +12,7 @@ def get_config(objective: str = "mae"):
     """`objective`: mae or masked_patches."""
     config = ml_collections.ConfigDict()
     config.objective = objective
-    config.total_epochs = 400
+    config.total_epochs = 100
     config.image_size = 24
     config.model = dict(
         variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="gap", posemb="learn"

@@ -427,6 +427,16 @@ def test_the_learning_rate_of_deit3_differs_from_theirs_as_its_docstring_says(
     assert f"{largest} %" in (CONFIGS / "deit3.py").read_text()
 
 
+def test_masked_patches_are_those_of_appendix_b_1_2():
+    config = load("masked_patches.py:B/16,jft300m")
+    optim = config.optim
+    assert (config.objective, config.masked_patches.target) == ("masked_patches", "mean_color")
+    assert (config.masked_patches.ratio, config.total_steps) == (0.5, 1_000_000)
+    assert (optim.name, optim.lr, optim.warmup_steps) == ("adam", 2e-4, 10_000)
+    assert (optim.schedule, config.data.batch_size) == ("cosine", 4096)
+    assert load("masked_patches.py:B/16,imagenet2012").total_steps == 100_000
+
+
 @pytest.mark.parametrize("variant", ["B/16", "L/16", "H/14"])
 def test_mae_is_arxiv_2111_06377(variant):
     """Table 8 of the paper, and PRETRAIN.md of facebookresearch/mae."""
@@ -562,7 +572,8 @@ def all_recipes() -> list[str]:
         for dataset in ("imagenet2012", "imagenet21k")
     ]
     found += [f"{file}.py:B/16" for file in ("mae", "mae_finetune", "mae_linear_probe")]
-    found += ["demo_distill.py", "demo_few_labels.py", "demo_unlabelled.py"]
+    found += ["demo_dino.py", "demo_distill.py", "demo_few_labels.py", "demo_unlabelled.py"]
+    found += ["dino.py:l16", "masked_patches.py:B/16,imagenet2012"]
     found += [f"deit.py:{argument}" for argument in ("B/16", "Ti/16,R50x1", "B/16,B/16")]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
