@@ -24,7 +24,10 @@ from vit_jax.weights.formats.vision_transformer import LINEN_NAMES
 from vit_jax.weights.formats.weights import POSEMB
 
 BIG_VISION = sorted(path.stem for path in GOLDEN.glob("bv_*.npz"))
-FOLDERS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+# test_autoencoder.py has those of autoencoders, which have no logits.
+FOLDERS = sorted(
+    path.name for path in GOLDEN.iterdir() if path.is_dir() and not path.name.startswith("mae_")
+)
 
 
 def assert_same(found: dict, wanted: dict) -> None:

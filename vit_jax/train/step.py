@@ -48,11 +48,6 @@ def split_microbatches(batch, accum_steps: int):
     return jax.tree.map(split, batch)
 
 
-def ema_update(ema_params, params, decay):
-    """Polyak averaging."""
-    return jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema_params, params)
-
-
 def merge_microbatches(batch):
     """The inverse of `split_microbatches`."""
 
@@ -60,6 +55,11 @@ def merge_microbatches(batch):
         return x.swapaxes(0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
     return jax.tree.map(merge, batch)
+
+
+def ema_update(ema_params, params, decay):
+    """Polyak averaging."""
+    return jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema_params, params)
 
 
 def teach(objective: Objective, state: TrainState, batch, accum_steps: int):
