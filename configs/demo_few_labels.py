@@ -1,6 +1,6 @@
-"""Fine-tuning with 50 labels of scikit-learn's scanned digits.
+"""Fine-tuning with 100 labels of scikit-learn's scanned digits.
 
-    python -m vit_jax.train --config=configs/demo_few_labels.py --workdir=/tmp/vit_50 \
+    python -m vit_jax.train --config=configs/demo_few_labels.py --workdir=/tmp/vit_100 \
         --config.init_from=/tmp/vit_mae
 
 Without `init_from` it starts from fresh parameters, as a comparison. Expected: see
@@ -18,7 +18,7 @@ def get_config():
         variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="gap", posemb="learn"
     )
     config.data = dict(
-        name="digits", split="train", subset="50", batch_size=50, crop="inception", area_min=0.7
+        name="digits", split="train", subset="100", batch_size=50, crop="inception", area_min=0.7
     )
     config.data.flip = False
     config.optim = dict(
