@@ -149,6 +149,14 @@ def tiny(tmp_path) -> str:
     return str(path)
 
 
+@pytest.fixture
+def unlabelled(tmp_path) -> str:
+    """Trains the tiny model of `TINY`, without a classification."""
+    path = tmp_path / "unlabelled.py"
+    path.write_text(TINY.replace("evals = dict(val=dict(", 'evals = dict(val=dict(type="knn", '))
+    return str(path)
+
+
 def metric_lines(workdir) -> list[dict]:
     return [
         json.loads(line)

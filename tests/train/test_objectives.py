@@ -5,7 +5,7 @@ they train loads as a model.
 import jax
 import numpy as np
 import pytest
-from conftest import TINY, build_experiment, metric_lines
+from conftest import build_experiment, metric_lines
 from test_train import final_params, run, same_bits
 
 import vit_jax
@@ -27,14 +27,6 @@ LARGER = "image_size=16 optim.ema_decay=0.9 optim.name=sgd optim.lr=0.1"
 BATCH = 16
 
 
-@pytest.fixture
-def config_file(tmp_path) -> str:
-    """Trains the tiny model of `TINY`, without a classification."""
-    path = tmp_path / "unlabelled.py"
-    path.write_text(TINY.replace("evals = dict(val=dict(", 'evals = dict(val=dict(type="knn", '))
-    return str(path)
-
-
 def flags(settings: str) -> list[str]:
     return [f"--config.{setting}" for setting in settings.split()]
 
@@ -52,10 +44,10 @@ def batches(count: int) -> list[dict]:
     ]
 
 
-def trained(config_file: str, settings: str, devices: int):
+def trained(unlabelled: str, settings: str, devices: int):
     """(metrics by step, parameters in the loop layout) of a few steps."""
     settings = f"data.batch_size={BATCH} {LARGER} {MODEL} {settings}"
-    config = configs.load(config_file, flags(settings))
+    config = configs.load(unlabelled, flags(settings))
     mesh = meshes.make_mesh(config.mesh, jax.devices()[:devices])
     experiment = build_experiment(config, mesh=mesh)
     found = []
@@ -71,13 +63,13 @@ def trained(config_file: str, settings: str, devices: int):
 
 # test_dino_step.py has those of dino.
 @pytest.mark.parametrize("name", ["masked_patches", "mae"])
-def test_microbatches_and_devices_change_no_number(name, config_file):
+def test_microbatches_and_devices_change_no_number(name, unlabelled):
     """Scan only stacks the layers. SGD, for Adam divides the rounding errors of gradients that are
     zero, such as those of key biases.
     """
-    one, params = trained(config_file, SETTINGS[name], devices=1)
+    one, params = trained(unlabelled, SETTINGS[name], devices=1)
     split = "mesh.data=2 mesh.fsdp=2 mesh.tensor=2 accum_steps=2 model.scan=True"
-    many, params_of_many = trained(config_file, f"{SETTINGS[name]} {split}", devices=8)
+    many, params_of_many = trained(unlabelled, f"{SETTINGS[name]} {split}", devices=8)
     for first, second in zip(one, many, strict=True):
         assert first.keys() == second.keys()
         for key, value in first.items():
@@ -89,9 +81,9 @@ def test_microbatches_and_devices_change_no_number(name, config_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_crashed_run_continues_with_the_same_bits(name, config_file, tmp_path, monkeypatch):
+def test_a_crashed_run_continues_with_the_same_bits(name, unlabelled, tmp_path, monkeypatch):
     arguments = flags(SETTINGS[name] + " optim.ema_decay=0.9")
-    assert run(config_file, tmp_path / "whole", *arguments) == 0
+    assert run(unlabelled, tmp_path / "whole", *arguments) == 0
     write = metrics.MetricWriter.write
 
     def broken(self, step, scalars):
@@ -101,9 +93,9 @@ def test_a_crashed_run_continues_with_the_same_bits(name, config_file, tmp_path,
 
     monkeypatch.setattr(metrics.MetricWriter, "write", broken)
     with pytest.raises(RuntimeError, match="killed"):
-        run(config_file, tmp_path / "run", *arguments)
+        run(unlabelled, tmp_path / "run", *arguments)
     monkeypatch.undo()
-    assert run(config_file, tmp_path / "run", *arguments) == 0
+    assert run(unlabelled, tmp_path / "run", *arguments) == 0
     lines = [metric_lines(tmp_path / folder) for folder in ("whole", "run")]
     for key in ("step", "train/loss", "train/grad_norm", "eval/val/knn"):
         assert [line.get(key) for line in lines[0]] == [line.get(key) for line in lines[1]], key
@@ -112,10 +104,10 @@ def test_a_crashed_run_continues_with_the_same_bits(name, config_file, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked_patches", "mae"])
-def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, config_file, tiny, tmp_path):
+def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, unlabelled, tiny, tmp_path):
     """Evaluations without labels fall, the loss does, and a new head learns from its features."""
     settings = f"{SETTINGS[name]} total_steps=60 optim.lr=3e-3"
-    assert run(config_file, tmp_path / "run", *flags(settings)) == 0
+    assert run(unlabelled, tmp_path / "run", *flags(settings)) == 0
     losses = [line["train/loss"] for line in metric_lines(tmp_path / "run")]
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
     loaded = vit_jax.from_pretrained(tmp_path / "run")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import TINY, build_experiment, last_error, metric_lines
+from conftest import build_experiment, last_error, metric_lines
 from PIL import Image
 from test_objectives import MODEL, SETTINGS, flags
 from test_train import final_params, run, same_bits
@@ -25,17 +25,9 @@ SIDE = 16
 BATCH = 8
 
 
-@pytest.fixture
-def config_file(tmp_path) -> str:
-    """The tiny model, without a classification."""
-    path = tmp_path / "unlabelled.py"
-    path.write_text(TINY.replace("evals = dict(val=dict(", 'evals = dict(val=dict(type="knn", '))
-    return str(path)
-
-
-def experiment_of(config_file, settings: str, devices: int = 1):
+def experiment_of(unlabelled, settings: str, devices: int = 1):
     settings = f"image_size={SIDE} data.batch_size={BATCH} {MODEL} {settings}"
-    config = configs.load(config_file, flags(settings))
+    config = configs.load(unlabelled, flags(settings))
     return build_experiment(config, mesh=meshes.make_mesh(config.mesh, jax.devices()[:devices]))
 
 
@@ -48,9 +40,9 @@ def batch(objective) -> tuple[dict, np.ndarray]:
 
 
 @pytest.mark.parametrize("norm_pixels", [True, False])
-def test_pixels_are_the_inverse_of_targets(config_file, norm_pixels):
+def test_pixels_are_the_inverse_of_targets(unlabelled, norm_pixels):
     settings = f"{SETTINGS['mae']} mae.norm_pixels={norm_pixels}"
-    model = experiment_of(config_file, settings).objective.autoencoder
+    model = experiment_of(unlabelled, settings).objective.autoencoder
     image = np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)).astype(np.float32)
     found = model.pixels(model.targets(image), image)
     found = autoencoder.unpatchify(found, model.vit.grid, model.vit.patch_size)
@@ -58,11 +50,11 @@ def test_pixels_are_the_inverse_of_targets(config_file, norm_pixels):
 
 
 def test_reconstructions_have_the_visible_patches_and_the_predicted_ones(
-    config_file,
+    unlabelled,
     monkeypatch,
 ):
     """A decoder that predicts 0 of every patch, whose mean is 0 if pixels are normalised."""
-    experiment = experiment_of(config_file, SETTINGS["mae"])
+    experiment = experiment_of(unlabelled, SETTINGS["mae"])
     given, original = batch(experiment.objective)
     zero = jnp.zeros((BATCH, 16, 48))
     monkeypatch.setattr(autoencoder.MaskedAutoencoder, "apply", lambda *a, **k: zero)
@@ -80,10 +72,10 @@ def test_reconstructions_have_the_visible_patches_and_the_predicted_ones(
 
 
 @pytest.mark.parametrize("target", ["mean_color", "colors_4x4", "pixels"])
-def test_corrupted_patches_are_shown_as_they_are_predicted(config_file, target, monkeypatch):
+def test_corrupted_patches_are_shown_as_they_are_predicted(unlabelled, target, monkeypatch):
     """By a head that knows the answer."""
     settings = f"objective=masked_patches masked_patches.target={target}"
-    objective = experiment_of(config_file, settings).objective
+    objective = experiment_of(unlabelled, settings).objective
     given, original = batch(objective)
 
     def perfect(self, params, image, order, other):
@@ -116,11 +108,11 @@ def test_colors_of_classes_are_in_their_middle():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mae", "masked_patches"])
-def test_devices_draw_the_same(config_file, name):
+def test_devices_draw_the_same(unlabelled, name):
     """Also if they split the parameters."""
     drawn = []
     for devices, mesh in ((1, ""), (8, "mesh.data=2 mesh.fsdp=2 mesh.tensor=2")):
-        experiment = experiment_of(config_file, f"{SETTINGS[name]} {mesh}", devices)
+        experiment = experiment_of(unlabelled, f"{SETTINGS[name]} {mesh}", devices)
         given, _ = batch(experiment.objective)
         image = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
         ready = dict(image=image, seed=given["seed"], mask=np.ones(BATCH, np.float32))
@@ -156,10 +148,10 @@ def images_in(workdir) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_pictures_change_no_number_and_are_the_same_after_a_stop(config_file, tmp_path):
+def test_pictures_change_no_number_and_are_the_same_after_a_stop(unlabelled, tmp_path):
     arguments = flags(SETTINGS["mae"] + " optim.ema_decay=0.9")
-    assert run(config_file, tmp_path / "without", *arguments) == 0
-    assert run(config_file, tmp_path / "with", *arguments, "--config.pictures_every=5") == 0
+    assert run(unlabelled, tmp_path / "without", *arguments) == 0
+    assert run(unlabelled, tmp_path / "with", *arguments, "--config.pictures_every=5") == 0
     folder = tmp_path / "with/pictures"
     assert sorted(path.name for path in folder.iterdir()) == ["10.png", "12.png", "5.png"]
     assert images_in(tmp_path / "with") == dict.fromkeys(
@@ -171,12 +163,12 @@ def test_pictures_change_no_number_and_are_the_same_after_a_stop(config_file, tm
     for key in ("train/loss", "train/grad_norm", "eval/val/knn"):
         assert [line.get(key) for line in lines[0]] == [line.get(key) for line in lines[1]], key
     before = (folder / "12.png").read_bytes()
-    assert run(config_file, tmp_path / "with", *arguments, "--config.pictures_every=4") == 0
+    assert run(unlabelled, tmp_path / "with", *arguments, "--config.pictures_every=4") == 0
     assert (folder / "12.png").read_bytes() == before
 
 
-def test_a_picture_that_can_not_be_written_is_a_warning(config_file, tmp_path, caplog):
-    experiment = experiment_of(config_file, SETTINGS["mae"])
+def test_a_picture_that_can_not_be_written_is_a_warning(unlabelled, tmp_path, caplog):
+    experiment = experiment_of(unlabelled, SETTINGS["mae"])
 
     class Full:
         def path(self, name):

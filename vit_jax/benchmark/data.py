@@ -74,7 +74,7 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
         return dataclasses.replace(host, pixels=pixels)
 
     found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
-    if config.data.get("crop") in images.BOXES:
+    if not configs.has_views(config) and config.data.crop in images.BOXES:
         box = images.window(config.data, config.image_size)
         found["decode and crop"] = until(
             lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)

@@ -57,7 +57,8 @@ FIELDS = {
 _VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
 # vit_base_patch16_224, google/vit-base-patch16-224, vit_b_16, ViT-B_16, deit3_small_patch16_384
 _OTHERS = re.compile(
-    r"(?:[\w-]+/)?(?:(?:vit|deit3?)[-_])?(?P<size>[a-z]+(?:400m)?)[-_/]?(?:patch)?[-_/]?(?P<patch>\d+)"
+    r"(?:[\w-]+/)?(?:(?:vit|deit3?)[-_])?(?P<size>[a-z]+(?:400m)?)"
+    r"[-_/]?(?:patch)?[-_/]?(?P<patch>\d+)"
     r"(?:[-_](?P<side>\d+))?([._]\w*)?",
     re.IGNORECASE,
 )

@@ -115,7 +115,7 @@ class Experiment:
         """
         config = self.config
         own_evaluations.check(config, self.model, self.facts.set_size)
-        if config.data.get("augment"):
+        if not configs.has_views(config) and config.data.augment:
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
             batch = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.abstract_batch
