@@ -119,6 +119,8 @@ def test_folders_of_splits_keep_their_meaning(tmp_path):
         opened(config_of(f"folder:{tmp_path}", split="train+validation")).labels().tolist()
         == [0] * 3
     )
+    ignored = catalog.listing(f"folder:{tmp_path}", labelled=False).ignored
+    assert ignored == {"outside of the split folders": 2}
 
 
 def test_a_folder_without_use_is_one_line(tmp_path):
@@ -163,6 +165,9 @@ def test_csv_files_without_labels(tmp_path):
     assert catalog.found(config_of(wrong), opened(config_of(wrong))) == catalog.Facts(3, 0)
     with pytest.raises(UserError, match=r"line 3 of CSV file .* has no label"):
         opened(config_of(wrong, "classify"))
+    other = write_csv(tmp_path / "c.csv", [dict(file="0.png")])
+    with pytest.raises(UserError, match=r"must name the columns path and, if there are splits, sp"):
+        opened(config_of(other))
 
 
 def test_tfds_without_labels(tmp_path):

@@ -133,6 +133,19 @@ def test_what_is_damaged_or_missing_is_a_user_error(case, tmp_path):
         vit_jax.from_pretrained(folder, objective="mae")
 
 
+def test_a_decoder_that_does_not_fit_is_no_reason_to_allow_anything(tmp_path):
+    folder = changed(tmp_path, drop="decoder_pred.bias")
+    with pytest.raises(UserError, match="; fetch the file again, or load the encoder alone"):
+        vit_jax.from_pretrained(folder, objective="mae")
+
+
+def test_a_lone_file_does_not_show_the_heads_of_an_unusual_decoder(tmp_path):
+    folder = changed(tmp_path)
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match="how many heads its decoder of width 24 has: put its conf"):
+        vit_jax.from_pretrained(folder / "model.safetensors", num_heads=5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

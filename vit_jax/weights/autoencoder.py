@@ -11,7 +11,8 @@ from vit_jax.weights.formats.infer import decoder_sizes
 from vit_jax.weights.formats.weights import Weights, naming
 from vit_jax.weights.scan_layout import flatten, stack_blocks, unflatten
 
-OPTIONS = dict(mask_ratio=0.75, norm_pixels=True)  # unless the weights say otherwise
+OPTIONS = ("mask_ratio", "norm_pixels")  # of the weights, unless they are given
+HINT = "fetch the file again, or load the encoder alone and train a new decoder"
 
 
 def check_wanted(objective: str, num_classes, allow: str) -> None:
@@ -55,7 +56,7 @@ def fit_decoder(weights: Weights, model: MaskedAutoencoder) -> dict:
     adapt.resize_positions(params, source, model.vit, report)
     target = jax.eval_shape(model.init_decoder, jax.random.key(0))
     with naming(weights.path):
-        adapt.compare(params, flatten({DECODER: target}), weights.file_names)
+        adapt.compare(params, flatten({DECODER: target}), weights.file_names, HINT)
     return unflatten(params)[DECODER]
 
 
@@ -68,10 +69,8 @@ def build(weights: Weights, image_size=None, **overrides) -> tuple[MaskedAutoenc
     """
     must_have_decoder(weights)
     sizes = decoder_sizes(weights.extra, weights.path, weights.file_names)
-    options = {
-        name: overrides.pop(name, weights.settings.get(name, default))
-        for name, default in OPTIONS.items()
-    }
+    options = {name: weights.settings[name] for name in OPTIONS if name in weights.settings}
+    options |= {name: overrides.pop(name) for name in OPTIONS if name in overrides}
     fields = weights.fields | dict(num_classes=0, class_token="cls" in weights.params) | overrides
     if image_size is not None:
         fields["image_size"] = image_size

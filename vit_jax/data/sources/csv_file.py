@@ -39,14 +39,16 @@ def check_columns(columns: list[str], where: str, labelled: bool) -> None:
     others, which are ignored.
     """
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
-    needed = (PATH, kind) if labelled else (PATH,)
+    needed = {PATH: PATH}  # column -> how messages call it
+    if labelled:
+        needed[kind] = f"{LABEL} (or {LABELS})"
     for column in needed:
         if column not in columns:
             instead = "" if column == PATH else f", {INSTEAD}"
             raise UserError(
                 f"CSV file {where} has no column {column!r}, it has "
                 f"{', '.join(map(repr, columns)) or 'no line'}: its first line must name the "
-                f"columns {PATH}, {LABEL} (or {LABELS}) and, if there are splits, {SPLIT}{instead}"
+                f"columns {', '.join(needed.values())} and, if there are splits, {SPLIT}{instead}"
             )
     twice = [column for column in columns if column and columns.count(column) > 1]
     if twice:

@@ -148,9 +148,10 @@ class Layout:
     """What the folders mean. `problems`: errors of one line, in the order of their weight."""
 
     classes: list[str]
-    labels: np.ndarray  # of each folder, int32, -1 if it is of no class
+    labels: np.ndarray  # of each folder, int32, -1 if its images are not used
     splits: dict[str, np.ndarray]  # numbers of the images by name of the split, aliases included
     problems: list[str]
+    labelled: bool = True
 
 
 def layout(root: str, folders: list[str], counts: np.ndarray) -> Layout:
@@ -200,7 +201,8 @@ def layout_without_classes(root: str, folders: list[str], counts: np.ndarray) ->
     if not problems and not len(splits["train"]):
         where = os.path.join(root, found["train"]) if found else root
         problems.append(f"{where} has no images ({', '.join(SUFFIXES)}): add some")
-    return Layout([], np.where(is_used, 0, -1).astype(np.int32), splits, problems)
+    labels = np.where(is_used, 0, -1).astype(np.int32)
+    return Layout([], labels, splits, problems, labelled=False)
 
 
 def shuffled(numbers: np.ndarray) -> np.ndarray:
@@ -208,16 +210,18 @@ def shuffled(numbers: np.ndarray) -> np.ndarray:
     return numbers[np.random.default_rng(SHUFFLE_SEED).permutation(len(numbers))]
 
 
-def of_no_class(folders: list[str], counts: np.ndarray, labels: np.ndarray) -> Ignored:
-    """The images that are in no class folder, by kind."""
-    found = Ignored()
+def unused_images(folders: list[str], counts: np.ndarray, found: Layout) -> Ignored:
+    """The images that are in no class folder, or, without labels, in no split, by kind."""
+    unused = Ignored()
     tops = {name for names in SPLITS.values() for name in names}
-    for folder, count, label in zip(folders, counts.tolist(), labels.tolist(), strict=True):
+    for folder, count, label in zip(folders, counts.tolist(), found.labels.tolist(), strict=True):
         if label < 0 and count:
             is_top = not folder or folder.lower() in tops
-            kind = "beside the class folders" if is_top else "outside of the split folders"
-            found[kind] += count
-    return found
+            kind = "outside of the split folders"
+            if found.labelled and is_top:
+                kind = "beside the class folders"
+            unused[kind] += count
+    return unused
 
 
 def load(root: str, labelled: bool = True) -> Listing:
@@ -267,5 +271,5 @@ def listing(root: str, arrays, found: Layout) -> Files:
         class_names=tuple(classes),
         num_classes=len(classes),
         fingerprint=index_cache.digest(*content),
-        ignored=Ignored.of(arrays) + of_no_class(folders, counts, found.labels),
+        ignored=Ignored.of(arrays) + unused_images(folders, counts, found),
     )

@@ -24,6 +24,7 @@ LAYERS = (BLOCKS, f"{PREFIX}decoder_encoder.layer.")
 # Of a config.json that leaves them out: transformers' ViTMAEConfig.
 MASK_RATIO = 0.75
 NUM_HEADS = 16
+WIDTH = 512
 
 
 def layer_name(name: str, encoder_name: Callable[[str], str]) -> str:
@@ -84,7 +85,7 @@ def add_decoder(
         table = rows(block, depth)
         if config.get("qkv_bias") is False:
             arrays = torch_layout.with_zero_biases(arrays, table)
-        heads = config.get("decoder_num_attention_heads", NUM_HEADS)
+        heads = number_of_heads(config, arrays, path)
         extra, names = torch_layout.read(arrays, table, heads, path, file_names)
     return dataclasses.replace(
         weights,
@@ -93,6 +94,17 @@ def add_decoder(
         extra=extra,
         file_names=weights.file_names | names,
     )
+
+
+def number_of_heads(config: dict, arrays: dict, path) -> int:
+    """Those of the decoder; without a config.json they are known for the usual width alone."""
+    width = arrays.get(f"{PREFIX}mask_token", np.zeros(0)).size
+    if not config and width != WIDTH:
+        raise UserError(
+            f"{path} does not say how many heads its decoder of width {width} has: put its "
+            "config.json beside it"
+        )
+    return config.get("decoder_num_attention_heads", NUM_HEADS)
 
 
 def check_depth(config: dict, depth: int, path) -> None:
