@@ -308,9 +308,7 @@ def apply_allow(params: dict, target: dict, model, allow: str, report: Report) -
     return params
 
 
-def compare(
-    params: dict[str, np.ndarray], target: dict, file_names=None, hint: str = HINT
-) -> None:
+def compare(params: dict[str, np.ndarray], target: dict, file_names=None, hint: str = HINT) -> None:
     """Raises UserError with the first parameter that is missing, unused or of another shape, and
     with `hint`, what to do.
     """
