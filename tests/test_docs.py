@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
@@ -124,6 +124,20 @@ def test_the_commands_for_own_photos_run(tmp_path, monkeypatch, capsys):
     assert predict.main(name) == 0
     lines = pathlib.Path("classes.csv").read_text().splitlines()
     assert len(lines) == 41 and {line.split(",")[1] for line in lines[1:]} <= {"cats", "dogs"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_pretraining_without_labels_run(tmp_path, monkeypatch):
+    """As they stand, but for two steps on batches for eight devices."""
+    pretrain, tune = [shlex.split(line)[3:] for line in COMMANDS if "demo_workdir/mae" in line]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    short = ["--config.total_steps=2", "--config.optim.warmup_steps=1"]
+    short += ["--config.data.batch_size=48"]
+    assert train.main([*pretrain, *short]) == 0
+    assert pathlib.Path("demo_workdir/mae/pictures/2.png").exists()
+    assert train.main([*tune, *short]) == 0
+    assert "eval/test/top1" in metric_lines("demo_workdir/few")[-1]
 
 
 @pytest.mark.slow
