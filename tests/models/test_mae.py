@@ -156,11 +156,17 @@ def test_flops_are_those_of_xla(fields, decoder):
         (dict(distilled=True), {}, {}, "no distillation token"),
         (dict(posemb="relative"), {}, {}, "not relative at stem"),
         (dict(stem_units=(1,), patch_size=1), {}, {}, "must be a plain ViT"),
+        ({}, dict(width=18), {}, "decoder_width=18 is not a multiple of 4"),
     ],
 )
 def test_what_has_no_autoencoder_is_a_user_error(fields, decoder, options, message):
     with pytest.raises(UserError, match=message):
         make(SIZES | fields, DECODER | decoder, **options)
+
+
+def test_an_encoder_of_another_architecture_is_a_user_error():
+    with pytest.raises(UserError, match="must be a plain ViT"):
+        MaskedAutoencoder.build(create.create("Mixer-S/16", 0, 32), DECODER)
 
 
 def test_layer_decay_leaves_the_decoder_as_it_is():

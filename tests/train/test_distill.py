@@ -24,7 +24,7 @@ from vit_jax.data.augment import mix
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import create
+from vit_jax.models import create, losses
 from vit_jax.models.classifier import normalize
 from vit_jax.plan import figures
 from vit_jax.plan.compilation import Compiled
@@ -161,6 +161,16 @@ def test_the_heads_learn_from_smoothed_labels_and_from_the_teacher_of_the_mixed_
         np.testing.assert_allclose(params["head"]["bias"], from_label + from_teacher, atol=1e-6)
         assert "head_dist" not in params
     assert found[0]["train/loss"] == pytest.approx(np.log(10), rel=1e-5)
+
+
+def test_a_student_may_be_another_architecture_than_a_vit():
+    model = create.create("R50x1", 10, 32, units=(1,), width_factor=0.5)
+    teacher = small_teacher().model
+    objective = distill.Distill(model, teacher, losses.softmax_xent, distill.hard, 0.5, 1)
+    batch = dict(image=jnp.zeros((2, 32, 32, 3)), label=jnp.eye(2, 10), taught=jnp.eye(2, 10))
+    params = create.abstract_params(model)
+    loss, _ = jax.eval_shape(objective.loss, params, batch, jax.random.key(0), 0)
+    assert loss.shape == (2,)
 
 
 def test_a_teacher_of_the_students_size_sees_the_same_numbers(tiny):

@@ -46,6 +46,7 @@ class Classifier(nn.Module):
     num_heads = 0  # of attention in every layer; 0: none
     stem_units = None  # bottlenecks by stage of the ResNet stem of a hybrid
     prefix = ()  # (parameter, tokens) before the patch tokens, in order
+    distilled = False  # whether there is a second head, for what a teacher says
     can_stack = False  # whether `scan=True` can run the layers as one loop over stacked parameters
     scan = False
     remat_choices = ("none",)  # from the most memory to the least

@@ -79,6 +79,7 @@ class MaskedAutoencoder:
     @classmethod
     def build(cls, vit: VisionTransformer, fields: dict, **options) -> "MaskedAutoencoder":
         """`fields` of the decoder, besides those that the ViT decides."""
+        check_vit(vit)
         shared = ("gelu", "ln_eps", "dtype", "softmax_dtype", "attention", "remat", "remat_names")
         own = dict(grid=vit.grid, outputs=math.prod(vit.patch_size) * 3, num_prefix=vit.num_prefix)
         model = cls(vit, Decoder(**own, **fields_of(vit, *shared), **fields), **options)
@@ -86,24 +87,11 @@ class MaskedAutoencoder:
         return model
 
     def check(self) -> None:
-        """Raises UserError if a part does not fit."""
-        vit = self.vit
-        if vit.architecture != "vit" or vit.stem_units is not None:
+        """Raises UserError if the decoder or the mask does not fit."""
+        if self.decoder.width % 4:
             raise UserError(
-                "objective=mae hides patches from the encoder, so the model must be a plain ViT: "
-                "choose another model.variant"
-            )
-        if vit.posemb not in ("learn", "sincos2d", "none") or vit.posemb_at != "stem":
-            raise UserError(
-                f"objective=mae needs positions that are added once: use model.posemb=learn, not "
-                f"{vit.posemb} at {vit.posemb_at}"
-            )
-        if vit.distilled:
-            raise UserError("objective=mae trains no distillation token: set model.distilled=False")
-        if vit.pool == "map" or vit.fc_norm:
-            raise UserError(
-                "objective=mae trains neither attention pooling nor fc_norm: use model.pool=gap or "
-                "tok, and set them when you fine-tune"
+                f"mae.decoder_width={self.decoder.width} is not a multiple of 4, which the fixed "
+                "position embedding of the decoder needs: change it"
             )
         if self.decoder.num_heads < 1 or self.decoder.width % self.decoder.num_heads:
             raise UserError(
@@ -193,6 +181,27 @@ class MaskedAutoencoder:
             return prediction
         mean, std = mean_and_std(patchify(image, self.vit.patch_size))
         return prediction * std + mean
+
+
+def check_vit(vit) -> None:
+    """Raises UserError if a model can't be the encoder."""
+    if vit.architecture != "vit" or vit.stem_units is not None:
+        raise UserError(
+            "objective=mae hides patches from the encoder, so the model must be a plain ViT: "
+            "choose another model.variant"
+        )
+    if vit.posemb not in ("learn", "sincos2d", "none") or vit.posemb_at != "stem":
+        raise UserError(
+            f"objective=mae needs positions that are added once: use model.posemb=learn, not "
+            f"{vit.posemb} at {vit.posemb_at}"
+        )
+    if vit.distilled:
+        raise UserError("objective=mae trains no distillation token: set model.distilled=False")
+    if vit.pool == "map" or vit.fc_norm:
+        raise UserError(
+            "objective=mae trains neither attention pooling nor fc_norm: use model.pool=gap or "
+            "tok, and set them when you fine-tune"
+        )
 
 
 def mean_and_std(patches):
