@@ -10,11 +10,14 @@ import optax
 from vit_jax.config import is_own
 from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
-from vit_jax.models.mae import DECODER
 from vit_jax.train.own_optimizer import own_optimizer
 from vit_jax.train.schedules import half_cosine, make_schedule, own_schedule
 
 LARS_TRUST = 0.001  # of the published code
+# Starts of the paths of what follows the encoder, such as head, patch_head, and all of a decoder.
+AFTER_ENCODER = re.compile(
+    r"decoder/|(\w+_)?head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm"
+)
 
 
 def adam(config):
@@ -119,16 +122,13 @@ def layer_of(path, depth: int):
       0 before the blocks, depth + 1 after them; for blocks stacked for scan, int32 [depth].
     """
     name = path_name(path)
-    if name.startswith(f"{DECODER}/"):
+    if AFTER_ENCODER.match(name):
         return depth + 1
     block = re.search(r"(^|/)encoderblock_(\d+)/", name)
     if block:
         return int(block[2]) + 1
     if re.search(r"(^|/)encoderblock/", name):
         return jnp.arange(1, depth + 1)
-    last = r"(dino_|ibot_|patch_)?head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm"
-    if re.match(last, name):
-        return depth + 1
     return 0
 
 
@@ -137,7 +137,7 @@ def num_blocks(params) -> int:
     depth = 0
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = path_name(path)
-        if name.startswith(f"{DECODER}/"):
+        if AFTER_ENCODER.match(name):
             continue
         block = re.search(r"/encoderblock_(\d+)/", name)
         if block:

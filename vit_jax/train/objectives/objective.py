@@ -41,7 +41,9 @@ class Objective:
 
     model: Classifier  # what is evaluated and delivered
 
-    extra = ()  # names in the parameters, at the top, of what the model does not have
+    # Names in the parameters, at the top, of what the model does not have. For `optim.layer_decay`,
+    # those that end in `head` come after the encoder.
+    extra = ()
     fixed = ""  # a pattern: parameters that never change, besides those of `optim.frozen`
     draws = ()  # names of what `pictures` returns
     teaches = False  # whether there are `teach` and `targets`
@@ -78,13 +80,13 @@ class Objective:
           key: of dropout, another one in each microbatch.
           step: updates done, int32 [].
         """
-        raise NotImplementedError
+        raise NotImplementedError("an objective defines `loss`")
 
     def pictures(self, params, batch: dict) -> tuple:
         """Pictures to see the progress by, of each example those of `draws`: float32 [batch, H, W,
         3] each, 0 to 1.
         """
-        raise NotImplementedError
+        raise NotImplementedError("an objective that names `draws` defines `pictures`")
 
     def running(self) -> dict:
         """What `targets` keeps from step to step, as it is at the start."""
@@ -92,7 +94,7 @@ class Objective:
 
     def teach(self, state, batch: dict):
         """What a teacher says of a microbatch: a tree of arrays [batch, ...], without gradient."""
-        raise NotImplementedError
+        raise NotImplementedError("an objective that `teaches` defines `teach`")
 
     def targets(self, answers, batch: dict, state) -> tuple[Any, dict, dict]:
         """(`taught`, `state.running` after this step, metrics) of the answers to a whole batch."""
