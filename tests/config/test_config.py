@@ -169,6 +169,11 @@ def test_both_lengths_at_once_are_an_error(tiny):
         configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])
 
 
+def test_the_decay_of_lars_does_not_rise(tiny):
+    with pytest.raises(UserError, match=r"wd_end=0\.1 has no effect with optim\.name=lars"):
+        configs.load(tiny, ["--config.optim.name=lars", "--config.optim.wd_end=0.1"])
+
+
 @pytest.mark.parametrize("stairs", ["((5,0.5),(5,0.1))", "((9,0.5),(5,0.1))", "((-1,0.5),)"])
 def test_stairs_must_ascend(stairs, tiny):
     with pytest.raises(

@@ -22,11 +22,18 @@ def check_pattern(key: str, pattern: str) -> None:
 
 
 def check_optim(optim: ml_collections.ConfigDict) -> None:
-    """Patterns are regular expressions, and a stair schedule has stairs in ascending order."""
+    """Patterns are regular expressions, lars has one weight decay, and a stair schedule has stairs
+    in ascending order.
+    """
     check_pattern("optim.frozen", optim.frozen)
     for key in ("lr_mults", "wd_mults"):
         for pattern, _ in optim[key]:
             check_pattern(f"optim.{key}", pattern)
+    if optim.name == "lars" and optim.wd_end:
+        raise UserError(
+            f"config key optim.wd_end={optim.wd_end} has no effect with optim.name=lars, whose "
+            "weight decay is constant: set it to 0"
+        )
     if optim.schedule == "stair":
         steps = [step for step, _ in optim.stairs]
         if not steps or steps[0] < 0 or any(a >= b for a, b in itertools.pairwise(steps)):

@@ -280,6 +280,8 @@ def with_fixed(config, objective: Objective):
     """The config with what never changes in `optim.frozen`."""
     if not objective.fixed:
         return config
+    if config.optim.frozen:
+        optim.check_patterns("frozen", [config.optim.frozen], objective.abstract_params())
     config = config.copy_and_resolve_references()
     with config.unlocked():
         patterns = filter(None, (config.optim.frozen, objective.fixed))
