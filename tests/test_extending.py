@@ -350,6 +350,30 @@ class Changed(Mean):
 
 class Teaches(Mean):
     teaches = True
+
+class Kept(Teaches):
+    def running(self):
+        return dict(center=jnp.zeros(3))
+
+    def teach(self, state, batch):
+        return {}
+
+    def targets(self, answers, batch, state):
+        return answers, dict(center=jnp.zeros(4)), {}
+
+class Watched(Kept):
+    def targets(self, answers, batch, state):
+        return answers, state.running, dict(size=batch["mask"])
+
+class Draws(Objective):
+    draws = ("image",)
+
+    def loss(self, params, batch, key, step):
+        return batch["mask"], {}
+
+class Drawn(Draws):
+    def pictures(self, params, batch):
+        return (batch["image"].mean(-1),)
 """
 BAD = {
     "nothing": "gives a NoneType, but it must give a subclass of",
@@ -360,7 +384,11 @@ BAD = {
     "Unnamed": "differs in 'more': `extra` must name exactly what `init` adds",
     "Missing": "differs in 'more': `extra` must name",
     "Changed": "changes the shapes of the model's parameters",
-    "Teaches": "fails, .*NotImplementedError",
+    "Teaches": "fails, .*NotImplementedError: an objective that `teaches` defines `teach`",
+    "Kept": "returns in `targets` other arrays than those of `running`",
+    "Watched": r"returns float32 \[4\] as 'size' in `targets`, but it must return one number",
+    "Draws": "fails, .*NotImplementedError: an objective that names `draws` defines `pictures`",
+    "Drawn": r"returns float32 \[4, 16, 16\] in `pictures` for 4 images, but it must return a tuple",
 }
 
 
@@ -368,6 +396,7 @@ def test_an_objective_that_does_not_fit_is_one_line_before_anything_runs(folder)
     (folder / "bad_objectives.py").write_text(BAD_OBJECTIVES)
     for name, message in BAD.items():
         flags = [f"--config.objective=bad_objectives:{name}", "--config.model.depth=1"]
+        flags += ["--config.pictures_every=1"]
         with pytest.raises(UserError, match=message):
             Experiment.declared(configs.load("my_pretraining.py", flags))
 

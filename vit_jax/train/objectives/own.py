@@ -29,6 +29,8 @@ def make(config, model: Classifier, total_steps: int) -> Objective:
         )
     check_params(part, objective)
     check_loss(part, objective)
+    if config.pictures_every and objective.draws:
+        check_pictures(part, objective)
     return objective
 
 
@@ -49,24 +51,36 @@ def check_params(part: own_parts.OwnPart, objective: Objective) -> None:
         raise part.error("changes the shapes of the model's parameters in `init`: only add others")
 
 
-def check_loss(part: own_parts.OwnPart, objective: Objective) -> None:
-    """Raises UserError if the loss, or what is taught for it, does not have the right shapes."""
-    params = jax.eval_shape(objective.init, 0)
-    batch = dict(
-        image=jax.ShapeDtypeStruct((BATCH, *objective.model.image_size, 3), jnp.float32),
-        label=jax.ShapeDtypeStruct((BATCH, objective.model.num_classes), jnp.float32),
+def abstract_batch(model: Classifier) -> dict:
+    return dict(
+        image=jax.ShapeDtypeStruct((BATCH, *model.image_size, 3), jnp.float32),
+        label=jax.ShapeDtypeStruct((BATCH, model.num_classes), jnp.float32),
         mask=jax.ShapeDtypeStruct((BATCH,), jnp.float32),
         seed=jax.ShapeDtypeStruct((BATCH, 2), jnp.int32),
     )
-    running = part.guard(objective.running)()
 
-    def losses(params, batch):
+
+def check_loss(part: own_parts.OwnPart, objective: Objective) -> None:
+    """Raises UserError if the loss, or what is taught for it, does not have the right shapes."""
+    params = jax.eval_shape(objective.init, 0)
+    running = jax.eval_shape(part.guard(objective.running))
+
+    def losses(params, batch, running):
         zero = jnp.zeros((), jnp.int32)
         state = step.TrainState(zero, params, {}, params, zero, zero, running)
-        batch, _, _ = step.teach(objective, state, batch, accum_steps=1)
-        return objective.loss(params, batch, jax.random.key(0), zero)
+        batch, after, watched = step.teach(objective, state, batch, accum_steps=1)
+        return objective.loss(params, batch, jax.random.key(0), zero), after, watched
 
-    result = jax.eval_shape(part.guard(losses), params, batch)
+    batch = abstract_batch(objective.model)
+    result, after, watched = jax.eval_shape(part.guard(losses), params, batch, running)
+    if shapes(after) != shapes(running):
+        raise part.error("returns in `targets` other arrays than those of `running`: keep them")
+    for name, value in watched.items():
+        if value.shape:
+            raise part.error(
+                f"returns {own_parts.shown(value)} as {name!r} in `targets`, but it must return "
+                "one number for the whole batch"
+            )
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise part.error(
             f"returns {own_parts.shown(result)} in `loss`, but it must return the pair (loss of "
@@ -79,6 +93,20 @@ def check_loss(part: own_parts.OwnPart, objective: Objective) -> None:
                 f"returns {own_parts.shown(value)} as {name!r} in `loss` for {BATCH} images, but "
                 "it must return float32 [batch], one number for each example"
             )
+
+
+def check_pictures(part: own_parts.OwnPart, objective: Objective) -> None:
+    """Raises UserError if there is not one batch of pictures for each name in `draws`."""
+    params = jax.eval_shape(objective.init, 0)
+    batch = abstract_batch(objective.model)
+    found = jax.eval_shape(part.guard(objective.pictures), params, batch)
+    expected = [batch["image"].shape] * len(objective.draws)
+    if [getattr(value, "shape", None) for value in found] != expected:
+        shown = ", ".join(map(own_parts.shown, found))
+        raise part.error(
+            f"returns {shown} in `pictures` for {BATCH} images, but it must return a tuple of "
+            f"float32 {list(batch['image'].shape)}, one for each name in `draws`"
+        )
 
 
 def shapes(params: dict):
