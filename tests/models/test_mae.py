@@ -180,7 +180,14 @@ def test_layer_decay_leaves_the_decoder_as_it_is():
     assert factors["Transformer/encoderblock_0/LayerNorm_0/scale"] == 0.25
 
 
-def test_tensor_parallelism_must_divide_the_decoder():
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (dict(mesh=dict(tensor=4)), r"mesh\.tensor=4 does not divide .* decoder_heads=2"),
+        (dict(optim=dict(frozen="encoder/x")), r"optim\.frozen: 'encoder/x' matches no parameter"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_a_user_error(more, message):
     config = vit_jax.load_config(
         dict(
             objective="mae",
@@ -189,10 +196,8 @@ def test_tensor_parallelism_must_divide_the_decoder():
             mae=dict(decoder_width=16, decoder_depth=1, decoder_heads=2),
             model=dict(variant="Ti/4", depth=1, num_heads=4),
             data=dict(batch_size=8),
-            mesh=dict(tensor=4),
+            **more,
         )
     )
-    with pytest.raises(
-        UserError, match=r"mesh\.tensor=4 does not divide the model's decoder_heads=2"
-    ):
+    with pytest.raises(UserError, match=message):
         build_experiment(config)

@@ -248,13 +248,6 @@ def start(tmp_path, weights, *settings: str):
     return experiment, flatten(states.pretrained_state(experiment, weights).params)
 
 
-def test_a_pattern_of_frozen_parameters_is_checked_beside_what_never_changes(tmp_path):
-    (tmp_path / "plain.py").write_text(PLAIN)
-    config = configs.load(str(tmp_path / "plain.py"), ["--config.optim.frozen=encoder/x"])
-    with pytest.raises(UserError, match="'encoder/x' matches no parameter"):
-        build_experiment(config)
-
-
 def test_a_run_continues_with_encoder_and_decoder(tmp_path, caplog):
     folder, wanted = autoencoder_folder(tmp_path)
     with caplog.at_level("INFO"):
