@@ -15,6 +15,7 @@ import optax
 import pytest
 import scipy.special
 from conftest import ROOT, applied, last_error, metric_lines
+from PIL import Image
 
 import vit_jax
 from vit_jax import config as configs
@@ -312,6 +313,26 @@ def test_an_objective_of_the_users_own_trains_continues_and_is_loaded_without_it
     model, loaded = vit_jax.from_pretrained(folder / "turns")
     assert "turns" not in loaded and model.num_classes == 10
     assert np.array_equal(loaded["embedding"]["kernel"], params["embedding/kernel"])
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_users_own_needs_no_labels_if_the_config_says_so(folder):
+    (folder / "photos").mkdir()
+    for number in range(32):
+        pixels = np.full((16, 16, 3), 8 * number, np.uint8)
+        Image.fromarray(pixels).save(folder / f"photos/{number}.png")
+    flags = ["--config.data.name=folder:photos", "--config.evals={}", "--config.model.depth=1"]
+    assert pretrain("labelled", *flags) == 2
+    flags.append("--config.data.unlabelled=True")
+    assert pretrain("unlabelled", *flags, "--config.total_steps=2") == 0
+    params = saved(folder / "unlabelled", 2)
+    assert params["turns/kernel"].any() and "head/kernel" not in params
+    with pytest.raises(
+        UserError, match=r"mixup=0\.5 has no effect with objective=my_objective:Rot"
+    ):
+        configs.load("my_pretraining.py", [*flags, "--config.mixup=0.5"])
+    with pytest.raises(UserError, match="unlabelled=True is for an objective of your own"):
+        configs.load("my_pretraining.py", [*flags, "--config.objective=mae"])
 
 
 BAD_OBJECTIVES = """

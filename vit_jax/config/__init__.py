@@ -19,14 +19,13 @@ from vit_jax.config.key import is_own
 from vit_jax.config.load import (
     assemble,
     from_values,
-    has_views,
     import_file,
     load,
     load_in_python,
     override,
     to_json,
-    uses_labels,
 )
+from vit_jax.config.objectives import has_views, uses_labels
 from vit_jax.config.overrides import check_key, check_value, read_overrides
 
 __all__ = [

@@ -165,6 +165,8 @@ DATA = dict(
                       "class's images to the power of 1 - this; 0: the data as they are, 1: all "
                       "classes equally often", within=SHARE, vtab=False),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
+    unlabelled=key(False, "read images alone, for an objective of your own that uses no labels",
+                   state=True, vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",
                 within=(1, 64), vtab=False),

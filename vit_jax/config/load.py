@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from vit_jax.config import objectives, own_parts
+from vit_jax.config import own_parts
 from vit_jax.config.defaults import (
     OF_WEIGHTS,
     defaults,
@@ -260,16 +260,6 @@ def override(values: dict, given: Mapping, given_where: str) -> ml_collections.C
     if config.init_from:
         leave_to_weights(config, values | given)
     return config.lock()
-
-
-def uses_labels(config: ml_collections.ConfigDict) -> bool:
-    """Whether a run learns from labels; an objective of the user's own may."""
-    return config.objective not in objectives.UNLABELLED
-
-
-def has_views(config: ml_collections.ConfigDict) -> bool:
-    """Whether training sees several crops of every image, those of `config.data.views`."""
-    return config.objective in objectives.MULTI_CROP
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict:

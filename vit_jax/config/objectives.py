@@ -1,5 +1,7 @@
 """The keys of each objective, which exist only if `config.objective` chooses it."""
 
+import ml_collections
+
 from vit_jax.config.key import LARGEST, Key, together
 
 key = Key
@@ -87,3 +89,13 @@ VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(
 # fmt: on
 
 GROUPS = dict(masked_patches=MASKED_PATCHES, mae=MAE, distill=DISTILL, dino=DINO)
+
+
+def uses_labels(config: ml_collections.ConfigDict) -> bool:
+    """Whether a run learns from labels; an objective of the user's own may."""
+    return config.objective not in UNLABELLED and not config.data.unlabelled
+
+
+def has_views(config: ml_collections.ConfigDict) -> bool:
+    """Whether training sees several crops of every image, those of `config.data.views`."""
+    return config.objective in MULTI_CROP

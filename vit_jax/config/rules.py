@@ -7,7 +7,7 @@ import ml_collections
 
 from vit_jax.config.defaults import KEYS, flatten
 from vit_jax.config.key import is_own
-from vit_jax.config.objectives import MULTI_CROP, OF_LABELS, UNLABELLED
+from vit_jax.config.objectives import OF_LABELS, has_views, uses_labels
 from vit_jax.errors import UserError
 
 
@@ -121,7 +121,7 @@ def check_without_labels(objective: str, name: str, entry: ml_collections.Config
 def check_evals(config: ml_collections.ConfigDict) -> None:
     """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
     for name, entry in config.evals.items():
-        if config.objective in UNLABELLED:
+        if not uses_labels(config):
             check_without_labels(config.objective, name, entry)
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
@@ -171,8 +171,15 @@ def check_model(config: ml_collections.ConfigDict) -> None:
 
 
 def check_objective(config: ml_collections.ConfigDict) -> None:
-    """Without labels, no key is about them, their loss or a head."""
-    if config.objective not in UNLABELLED:
+    """Only an objective of the user's own is told whether it uses labels, and without labels no key
+    is about them, their loss or a head.
+    """
+    if config.data.unlabelled and not is_own(config.objective):
+        raise UserError(
+            f"config key data.unlabelled=True is for an objective of your own, but objective="
+            f"{config.objective} decides itself: leave it out"
+        )
+    if uses_labels(config):
         return
     values = dict(flatten(config))
     for name in OF_LABELS:
@@ -223,7 +230,7 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
     check_model(config)
     check_objective(config)
     check_data(config.data)
-    if config.objective in MULTI_CROP:
+    if has_views(config):
         check_views(config.data.views)
     check_evals(config)
     check_optim(config.optim)

@@ -90,6 +90,7 @@ ADDED = {
     ("data.augment", ()),
     ("data.class_balance", 0.0),
     ("data.exif_rotation", False),
+    ("data.unlabelled", False),
     ("early_stopping", 0),
     ("model.mlp", ""),
     ("objective", "classify"),

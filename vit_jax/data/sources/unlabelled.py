@@ -6,7 +6,11 @@ import numpy as np
 
 from vit_jax.data.sources.listing import Listing
 
-INSTEAD = "or train without labels, such as with objective=mae"  # for data that have none
+# For data that have none.
+INSTEAD = (
+    "or train without labels, such as with objective=mae, or with one of your own and "
+    "data.unlabelled=True"
+)
 
 
 def numbered(examples: int) -> tuple[np.ndarray, tuple[str, ...], int]:
