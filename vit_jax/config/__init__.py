@@ -2,7 +2,6 @@
 
 from vit_jax.config.defaults import (
     KEYS,
-    MODEL,
     as_tuple,
     defaults,
     eval_defaults,
@@ -25,6 +24,7 @@ from vit_jax.config.load import (
     override,
     to_json,
 )
+from vit_jax.config.model import MODEL
 from vit_jax.config.objectives import has_views, uses_labels
 from vit_jax.config.overrides import check_key, check_value, read_overrides
 

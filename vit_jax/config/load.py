@@ -12,7 +12,6 @@ import ml_collections
 
 from vit_jax.config import own_parts
 from vit_jax.config.defaults import (
-    OF_WEIGHTS,
     defaults,
     eval_defaults,
     find,
@@ -20,6 +19,7 @@ from vit_jax.config.defaults import (
     vtab_defaults,
 )
 from vit_jax.config.key import is_own
+from vit_jax.config.model import OF_WEIGHTS
 from vit_jax.config.overrides import (
     COMMAND_LINE,
     add_own_key,
