@@ -105,8 +105,8 @@ def test_padding_does_not_change_targets():
     center = dino_targets.next_center(0.0, logits, weight)
     close(center, 0.1 * logits[:4].mean((0, 1)))
     features = rng.normal(size=(6, 2, 5))
-    numbers = dino_targets.watched(padded, features, weight)
-    for name, value in dino_targets.watched(one, features[:4], ones).items():
+    numbers = dino_targets.collapse_metrics(padded, features, weight)
+    for name, value in dino_targets.collapse_metrics(one, features[:4], ones).items():
         close(numbers[name], value)
 
 
@@ -114,12 +114,14 @@ def test_numbers_of_a_collapse():
     rng = np.random.default_rng(0)
     ones = np.ones((64, 2), np.float32)
     spread = rng.normal(size=(64, 2, 16))
-    numbers = dino_targets.watched(np.eye(8)[np.arange(128) % 8].reshape(64, 2, 8), spread, ones)
+    numbers = dino_targets.collapse_metrics(
+        np.eye(8)[np.arange(128) % 8].reshape(64, 2, 8), spread, ones
+    )
     close(numbers["teacher_entropy"], 0)
     close(numbers["teacher_mean_entropy"], 1)
     assert 0.9 < numbers["teacher_std"] < 1.05
     same = np.ones((64, 2, 16))
-    numbers = dino_targets.watched(np.full((64, 2, 8), 1 / 8), same, ones)
+    numbers = dino_targets.collapse_metrics(np.full((64, 2, 8), 1 / 8), same, ones)
     close(numbers["teacher_mean_entropy"] - numbers["teacher_entropy"], 0)
     assert numbers["teacher_std"] < 1e-3
 

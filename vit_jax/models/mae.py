@@ -45,9 +45,10 @@ class Decoder(nn.Module):
     @property
     def flops(self) -> int:
         """Forward FLOPs of one image without the first layer, whose input the mask decides."""
-        d, m, patches = self.width, self.mlp_dim, math.prod(self.grid)
+        d = self.width
+        patches = math.prod(self.grid)
         length = patches + self.num_prefix
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 4 * length * length * d
+        layer = 2 * length * (4 * d * d + 2 * d * self.mlp_dim) + 4 * length * length * d
         return self.depth * layer + 2 * patches * d * self.outputs
 
     @nn.compact
@@ -228,7 +229,8 @@ def patchify(image, patch_size: tuple[int, int]):
     """
     batch, height, width, channels = image.shape
     h, w = patch_size
-    rows, columns = height // h, width // w
+    rows = height // h
+    columns = width // w
     image = image[:, : rows * h, : columns * w]
     patches = image.reshape(batch, rows, h, columns, w, channels).transpose(0, 1, 3, 2, 4, 5)
     return patches.reshape(batch, rows * columns, h * w * channels)

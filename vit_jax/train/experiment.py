@@ -85,8 +85,9 @@ class Experiment:
         sharding.check_model(objective, mesh)
         config = with_fixed(config, objective)
         tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
-        parts = (config, facts, total_steps, mesh, model, objective, tx, schedule, chip, teacher)
-        experiment = cls(*parts)
+        experiment = cls(
+            config, facts, total_steps, mesh, model, objective, tx, schedule, chip, teacher
+        )
         experiment.check_own()
         return experiment
 

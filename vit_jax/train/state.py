@@ -67,10 +67,10 @@ def fresh_state(experiment) -> step.TrainState:
     def init():
         return init_state(experiment.config, experiment.objective, experiment.tx)
 
-    return with_teacher(jax.jit(init, out_shardings=learned(experiment))(), experiment)
+    return with_teacher(jax.jit(init, out_shardings=trained_shardings(experiment))(), experiment)
 
 
-def learned(experiment) -> step.TrainState:
+def trained_shardings(experiment) -> step.TrainState:
     """Shardings of a state without a teacher."""
     return shardings(dataclasses.replace(experiment.abstract_state, teacher={}))
 
@@ -214,7 +214,9 @@ def pretrained_state(experiment, weights) -> step.TrainState:
         new = {name: objective.init(config.seed)[name] for name in fresh}
         return create_state(config, objective, experiment.tx, params | new)
 
-    return with_teacher(jax.jit(create, out_shardings=learned(experiment))(params), experiment)
+    return with_teacher(
+        jax.jit(create, out_shardings=trained_shardings(experiment))(params), experiment
+    )
 
 
 def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.TrainState]:

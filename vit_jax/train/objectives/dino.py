@@ -192,7 +192,7 @@ class Dino(Objective):
             else:
                 taught[name] = dino_targets.sinkhorn_knopp(logits, weight, temperature)
         features = answers["features"]
-        metrics = dino_targets.watched(taught["views"], features, weights["views"])
+        metrics = dino_targets.collapse_metrics(taught["views"], features, weights["views"])
         return taught, running, metrics
 
     def with_frozen_last_layer(self, params, step):

@@ -50,7 +50,7 @@ def sinkhorn_knopp(logits, weight, temperature):
     return q
 
 
-def watched(probabilities, features, weight) -> dict:
+def collapse_metrics(probabilities, features, weight) -> dict:
     """Numbers that show a collapse.
 
     teacher_entropy: mean entropy of the outputs, and teacher_mean_entropy: entropy of the mean

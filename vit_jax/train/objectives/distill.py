@@ -115,7 +115,9 @@ class Distill(Objective):
         if self.model.distilled:
             options |= dict(apart=True)
         logits = self.model.apply({"params": params}, batch["image"], **options)
-        logits, dist_logits = logits if self.model.distilled else (logits, logits)
+        dist_logits = logits
+        if self.model.distilled:
+            logits, dist_logits = logits
         taught = batch["taught"]
         is_taught = self.is_taught(step)
         agreement = dist_logits.argmax(-1) == taught.argmax(-1)

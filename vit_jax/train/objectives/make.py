@@ -31,9 +31,9 @@ def make_objective(
       teacher: of a distillation.
 
     Raises:
-      UserError: the objective does not fit to the model.
+      UserError: the objective does not fit the model.
     """
-    objective = made(config, model, total_steps, teacher)
+    objective = choose(config, model, total_steps, teacher)
     if config.pictures_every and not objective.draws:
         raise UserError(
             f"config key pictures_every={config.pictures_every} has no effect with objective="
@@ -42,7 +42,7 @@ def make_objective(
     return objective
 
 
-def made(config, model: Classifier, total_steps: int, teacher: Teacher | None) -> Objective:
+def choose(config, model: Classifier, total_steps: int, teacher: Teacher | None) -> Objective:
     if is_own(config.objective):
         return own.make(config, model, total_steps)
     if config.objective == "distill":

@@ -21,6 +21,7 @@ and here is decided:
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -169,7 +170,7 @@ class MaskedPatches(Objective):
         """(corrupted patches int32 [batch, corrupted], another patch for each int32 [batch,
         patches]) by the seeds of the examples.
         """
-        draw = lambda key: self.choice.draw(key, math.prod(self.model.grid))  # noqa: E731
+        draw = functools.partial(self.choice.draw, patches=math.prod(self.model.grid))
         return jax.vmap(draw)(keys(seed, CORRUPT))
 
     def predict(self, params, image, order, other, **options):

@@ -83,8 +83,8 @@ class Objective:
         raise NotImplementedError("an objective defines `loss`")
 
     def pictures(self, params, batch: dict) -> tuple:
-        """Pictures to see the progress by, of each example those of `draws`: float32 [batch, H, W,
-        3] each, 0 to 1.
+        """Pictures that show the progress, one for each name in `draws`: float32 [batch, H, W, 3]
+        each, 0 to 1.
         """
         raise NotImplementedError("an objective that names `draws` defines `pictures`")
 
