@@ -325,6 +325,15 @@ def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
     assert lost == pytest.approx(wanted, rel=1e-3)
 
 
+def test_layer_decay_leaves_the_heads_of_objectives_as_they_are():
+    """But not a token that is put among the patches, as in DINOv2's code."""
+    after = ("head", "dino_head", "ibot_head", "patch_head", "turns_head")
+    params = {name: {"kernel": np.ones(2)} for name in after} | dict(mask=np.ones(2))
+    scaled, _ = optim.scale_by_layer(0.5, 3).update(params, optax.EmptyState(), params)
+    assert all((scaled[name]["kernel"] == 1).all() for name in after)
+    assert (scaled["mask"] == 0.5**4).all()
+
+
 @pytest.mark.parametrize(("times_lr", "rate"), [(True, 0.01), (False, 1.0)])
 def test_decay_rises_by_half_a_cosine(times_lr, rate):
     """The schedule of weight decay of facebookresearch/dino: utils.cosine_scheduler."""
