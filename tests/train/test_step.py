@@ -124,11 +124,11 @@ def test_trajectory_equals_vision_transformer(accum_steps):
         np.testing.assert_allclose(flat[key], value, atol=3e-5, err_msg=key)
 
 
-@pytest.mark.parametrize("accum_steps", [2, 16])
-def test_microbatches_give_the_update_of_one_batch(accum_steps):
+def test_microbatches_give_the_update_of_one_batch():
+    """In one of them no example counts."""
     batch = example_batch() | dict(mask=np.array([1, 0] + [1] * 14, np.float32))
     state, one = setup(mixup=0.5)
-    _, many = setup(mixup=0.5, accum_steps=accum_steps)
+    _, many = setup(mixup=0.5, accum_steps=16)
     (state_one, metrics_one), (state_many, metrics_many) = one(state, batch), many(state, batch)
     assert metrics_one["train/grad_norm"] > 0.5, "clipping must be at work"
     np.testing.assert_allclose(metrics_one["train/loss"], metrics_many["train/loss"], rtol=1e-6)
