@@ -62,7 +62,8 @@ def trained(unlabelled: str, settings: str, devices: int):
 
 
 # test_dino_step.py has those of dino.
-@pytest.mark.parametrize("name", [pytest.param("masked_patches", marks=pytest.mark.slow), "mae"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked_patches", "mae"])
 def test_microbatches_and_devices_change_no_number(name, unlabelled):
     """Scan only stacks the layers. SGD, for Adam divides the rounding errors of gradients that are
     zero, such as those of key biases.

@@ -27,7 +27,7 @@ from vit_jax.weights import scan_layout
 
 SIZES = dict(
     width=64,
-    depth=2,
+    depth=1,
     mlp_dim=256,
     num_heads=4,
     patch_size=8,
