@@ -302,7 +302,7 @@ def lesson(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lesson")
     (folder / "tiny.py").write_text(TINY)
     tiny = str(folder / "tiny.py")
-    larger = ["--config.image_size=12", "--config.total_steps=40", "--config.optim.lr=3e-3"]
+    larger = ["--config.image_size=12", "--config.total_steps=20", "--config.optim.lr=3e-3"]
     assert run(tiny, folder / "teacher", *larger) == 0
     flags = [*FLAGS, f"--config.distill.teacher={folder}/teacher"]
     assert run(tiny, folder / "student", *flags) == 0

@@ -16,7 +16,6 @@ from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
 SETTINGS = {
-    "classify": "",
     "masked_patches": "objective=masked_patches masked_patches.target=colors_4x4",
     "mae": "objective=mae mae.decoder_width=16 mae.decoder_depth=1 mae.decoder_heads=2",
     "dino": "objective=dino model.pool=tok data.views.local_count=1 data.views.local_size=4 "
@@ -81,7 +80,7 @@ def test_microbatches_and_devices_change_no_number(name, unlabelled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["mae", "dino"])
 def test_a_crashed_run_continues_with_the_same_bits(name, unlabelled, tmp_path, monkeypatch):
     arguments = flags(SETTINGS[name] + " optim.ema_decay=0.9")
     assert run(unlabelled, tmp_path / "whole", *arguments) == 0
@@ -104,10 +103,9 @@ def test_a_crashed_run_continues_with_the_same_bits(name, unlabelled, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["masked_patches", "mae"])
-def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, unlabelled, tiny, tmp_path):
+def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(unlabelled, tiny, tmp_path):
     """Evaluations without labels fall, the loss does, and a new head learns from its features."""
-    settings = f"{SETTINGS[name]} total_steps=60 optim.lr=3e-3"
+    settings = f"{SETTINGS['masked_patches']} total_steps=60 optim.lr=3e-3"
     assert run(unlabelled, tmp_path / "run", *flags(settings)) == 0
     losses = [line["train/loss"] for line in metric_lines(tmp_path / "run")]
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
@@ -115,10 +113,6 @@ def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, unlabelled, tin
     assert loaded.model.num_classes == 0 and not loaded.class_names
     shapes = jax.eval_shape(loaded.model.init, jax.random.key(0), np.zeros((1, 8, 8, 3)))["params"]
     assert jax.tree.structure(shapes) == jax.tree.structure(loaded.params)
-    if name == "mae":
-        autoencoder, whole = vit_jax.from_pretrained(tmp_path / "run", objective="mae")
-        assert autoencoder.decoder.width == 16
-        assert whole.keys() - loaded.params.keys() == {"decoder"}
     assert run(tiny, tmp_path / "tuned", f"--config.init_from={tmp_path / 'run'}") == 0
     start = metric_lines(tmp_path / "tuned")[0]["train/loss"]
     assert abs(start - np.log(10)) < 1e-6, "the head is new"

@@ -27,6 +27,13 @@ def of_training(config) -> Shapes:
     return shapes
 
 
+def num_views(config) -> int:
+    """How many images training makes of one example."""
+    if not has_views(config):
+        return 1
+    return GLOBAL_VIEWS + config.data.views.local_count
+
+
 def num_bytes(shapes: Shapes) -> int:
     """Of an example's uint8 pixels."""
     return sum(math.prod(shape) for shape in shapes.values())

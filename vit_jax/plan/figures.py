@@ -7,6 +7,7 @@ import math
 
 import jax
 
+from vit_jax.data import shapes
 from vit_jax.distributed import sharding
 from vit_jax.models.ops import attention
 from vit_jax.plan import collectives, hlo, suggestions
@@ -14,6 +15,8 @@ from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Experiment
 
 CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.md
+# Of each further view of the same image: ten took 3.9 times as long as one, by `benchmark data`.
+CORE_MS_PER_VIEW = 0.4
 BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
 # What needs a compiled program; null if the step does not fit in memory.
 PROGRAM_FIGURES = ("collectives", "step_ms", "mfu", "images_per_sec_per_chip", "total_steps")
@@ -106,6 +109,11 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
     return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
 
 
+def core_ms(config) -> float:
+    """Time of a host's core for an image and all of its views."""
+    return CORE_MS_PER_IMAGE + CORE_MS_PER_VIEW * (shapes.num_views(config) - 1)
+
+
 def speed(experiment: Experiment, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
     config = experiment.config
@@ -123,7 +131,7 @@ def speed(experiment: Experiment, step: dict[str, float]) -> dict:
         days=days,
         chip_hours={end: value * 24 * chips for end, value in days.items()},
         hosts=hosts,
-        host_cores=per_host / config.data.repeats * CORE_MS_PER_IMAGE / 1e3,
+        host_cores=per_host / config.data.repeats * core_ms(config) / 1e3,
         host_cores_available=experiment.chip.host_cores
         * chips
         // hosts
