@@ -63,7 +63,7 @@ def vit_jax(model: str, batch: int, dtype: str, path: str, options: list[str]):
     job = Experiment.on_devices(config)
     jax.set_mesh(job.mesh)
     compiling = loop.compile_meanwhile(job)
-    state = states.fresh_state(config, job.model, job.tx, job.abstract_state)
+    state = states.fresh_state(job)
     train_step, _ = compiling.result()
     jax.block_until_ready(state)
     runtime.release_memory()

@@ -36,6 +36,16 @@ ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests/golden"
 
 
+def build_experiment(config, num_classes: int = 10, mesh=None, **more):
+    """The experiment of a config on data of 1,000 images, which need not exist."""
+    from vit_jax.data.sources import catalog
+    from vit_jax.distributed import mesh as meshes
+    from vit_jax.train.experiment import Experiment
+
+    mesh = mesh or meshes.make_mesh(config.mesh)
+    return Experiment.build(config, catalog.Facts(1000, num_classes), mesh, **more)
+
+
 # The files with the longest tests.
 LONGEST = ("test_docs.py", "test_processes.py", "test_vtab_whole.py")
 
@@ -136,6 +146,14 @@ def tiny(tmp_path) -> str:
     """A config file that trains a tiny model on digits for 12 steps."""
     path = tmp_path / "tiny.py"
     path.write_text(TINY)
+    return str(path)
+
+
+@pytest.fixture
+def unlabelled(tmp_path) -> str:
+    """Trains the tiny model of `TINY`, without a classification."""
+    path = tmp_path / "unlabelled.py"
+    path.write_text(TINY.replace("evals = dict(val=dict(", 'evals = dict(val=dict(type="knn", '))
     return str(path)
 
 

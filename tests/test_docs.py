@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
@@ -79,9 +79,10 @@ def test_the_launch_command_prints_what_it_would_run(capsys):
 @pytest.mark.plan
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "vit_jax.plan" in command])
 def test_plan_commands_run(command):
-    """As they stand, but for one layer, a few images per chip, and one compile of a search."""
-    words = [sys.executable, *shlex.split(command)[1:]]
-    words += ["--config.model.depth=1", "--config.data.batch_size=64"]
+    """As they stand, but for a small model, and one compile of a search."""
+    words = [sys.executable, *shlex.split(command)[1:], "--config.image_size=64"]
+    sizes = dict(width=128, depth=1, mlp_dim=256, num_heads=2)
+    words += [f"--config.model.{key}={value}" for key, value in sizes.items()]
     words += ["--max_compiles=1"] if "--search" in words else []
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "fits" in done.stdout and "MFU" in done.stdout, (
@@ -124,6 +125,24 @@ def test_the_commands_for_own_photos_run(tmp_path, monkeypatch, capsys):
     assert predict.main(name) == 0
     lines = pathlib.Path("classes.csv").read_text().splitlines()
     assert len(lines) == 41 and {line.split(",")[1] for line in lines[1:]} <= {"cats", "dogs"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_pretraining_without_labels_run(tmp_path, monkeypatch):
+    """As they stand, but for two steps of one block, on batches for eight devices."""
+    import vit_jax
+
+    pretrain, tune = [shlex.split(line)[3:] for line in COMMANDS if "demo_workdir/mae" in line]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    short = ["--config.total_steps=2", "--config.optim.warmup_steps=1"]
+    short += ["--config.data.batch_size=48", "--config.model.depth=1"]
+    assert train.main([*pretrain, *short]) == 0
+    assert pathlib.Path("demo_workdir/mae/pictures/2.png").exists()
+    autoencoder, params = vit_jax.from_pretrained("demo_workdir/mae", objective="mae")
+    assert autoencoder.decoder.width == 64 and "decoder" in params
+    assert train.main([*tune, *short]) == 0
+    assert "eval/test/top1" in metric_lines("demo_workdir/few")[-1]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import optax
 import pytest
 import scipy.special
 from conftest import ROOT, applied, last_error, metric_lines
+from PIL import Image
 
 import vit_jax
 from vit_jax import config as configs
@@ -28,7 +29,6 @@ from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import own
 from vit_jax.models import create, flops
 from vit_jax.train import __main__ as train
-from vit_jax.train import state as states
 from vit_jax.train import workdir
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.timer import ProfilerWindow
@@ -40,6 +40,7 @@ FILES = {
     code.split("\n")[0].removeprefix("# "): code
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 }
+CONFIGS = ("my_config.py", "my_pretraining.py")
 STEPS = ["--config.log_every=1", "--config.checkpoint.every=3"]
 
 
@@ -75,19 +76,19 @@ def saved(workdir, step: int) -> dict[str, np.ndarray]:
 
 def first_params(config):
     """Parameters before the first step."""
-    model = Experiment.declared(config).model
-    return jax.device_get(jax.jit(lambda: states.init_params(model, config.seed))())
+    objective = Experiment.declared(config).objective
+    return jax.device_get(jax.jit(objective.init)(config.seed))
 
 
 def test_every_kind_has_an_example_of_at_most_30_lines():
     kinds = {name for name, key in configs.KEYS.items() if key.own}
-    config = FILES["my_config.py"]
+    config = "".join(FILES[name] for name in CONFIGS)
     assert kinds - {"evals.*.data.name"} == {
-        *("loss", "optim.name", "optim.schedule", "data.augment"),
+        *("objective", "loss", "optim.name", "optim.schedule", "data.augment"),
         *("evals.*.type", "model.variant", "data.name"),
     }
     assert set(re.findall(r'"(my_\w+):\w+"', config)) == {
-        name.removesuffix(".py") for name in FILES if name != "my_config.py"
+        name.removesuffix(".py") for name in FILES if name not in CONFIGS
     }
     assert max(len(code.splitlines()) for code in FILES.values()) <= 30
     for key in kinds:  # the page names every argument
@@ -277,6 +278,148 @@ def test_what_is_recorded_decides_whether_a_run_continues(done, capsys):
     assert "user.gamma: 2.0 -> 3.0" in last_error(capsys)
     assert train.main([*arguments, "--config.user.more.depth=3"]) == 2
     assert "user.more.depth: (unset) -> 3" in last_error(capsys)
+
+
+# --- an objective ---
+
+
+def pretrain(workdir, *arguments: str) -> int:
+    return train.main(["--config=my_pretraining.py", f"--workdir={workdir}", *STEPS, *arguments])
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_users_own_trains_continues_and_is_loaded_without_its_code(
+    folder, tmp_path, monkeypatch
+):
+    assert pretrain("turns") == 0
+    lines = metric_lines(folder / "turns")
+    assert lines[0]["train/loss"] == pytest.approx(np.log(4), rel=1e-5)
+    assert lines[-1]["train/loss"] < np.log(4) and 0 < lines[-1]["train/top1"] <= 1
+    assert "eval/val/knn" in lines[2]
+    stop = lambda self, step: 1 / 0 if step == 5 else None  # noqa: E731
+    monkeypatch.setattr(ProfilerWindow, "before_step", stop)
+    with pytest.raises(ZeroDivisionError):
+        pretrain("turns_again")
+    monkeypatch.undo()
+    assert pretrain("turns_again") == 0
+    again = metric_lines(folder / "turns_again")
+    assert [line["train/loss"] for line in again] == [line["train/loss"] for line in lines]
+    params = saved(folder / "turns", 6)
+    resumed = saved(folder / "turns_again", 6)
+    assert all(np.array_equal(params[name], resumed[name]) for name in params)
+    assert params["turns/kernel"].any() and not params["head/kernel"].any()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_objective", None)
+    model, loaded = vit_jax.from_pretrained(folder / "turns")
+    assert "turns" not in loaded and model.num_classes == 10
+    assert np.array_equal(loaded["embedding"]["kernel"], params["embedding/kernel"])
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_users_own_needs_no_labels_if_the_config_says_so(folder):
+    (folder / "photos").mkdir()
+    for number in range(32):
+        pixels = np.full((16, 16, 3), 8 * number, np.uint8)
+        Image.fromarray(pixels).save(folder / f"photos/{number}.png")
+    flags = ["--config.data.name=folder:photos", "--config.evals={}", "--config.model.depth=1"]
+    assert pretrain("labelled", *flags) == 2
+    flags.append("--config.data.unlabelled=True")
+    assert pretrain("unlabelled", *flags, "--config.total_steps=2") == 0
+    params = saved(folder / "unlabelled", 2)
+    assert params["turns/kernel"].any() and "head/kernel" not in params
+    with pytest.raises(
+        UserError, match=r"mixup=0\.5 has no effect with objective=my_objective:Rot"
+    ):
+        configs.load("my_pretraining.py", [*flags, "--config.mixup=0.5"])
+    with pytest.raises(UserError, match="unlabelled=True is for an objective of your own"):
+        configs.load("my_pretraining.py", [*flags, "--config.objective=mae"])
+
+
+BAD_OBJECTIVES = """
+import jax.numpy as jnp
+from vit_jax.train.objectives.objective import Objective
+
+def nothing(model):
+    return None
+
+class Mean(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean(), {}
+
+class Alone(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean((1, 2, 3))
+
+class Metric(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["image"].mean((1, 2, 3)), dict(size=jnp.ones(()))
+
+class Broken(Objective):
+    def loss(self, params, batch, key, step):
+        return batch["pixels"], {}
+
+class Unnamed(Mean):
+    def init(self, seed):
+        return super().init(seed) | dict(more=jnp.ones(()))
+
+class Missing(Mean):
+    extra = ("more",)
+
+class Changed(Mean):
+    def init(self, seed):
+        return super().init(seed) | dict(cls=jnp.ones(()))
+
+class Teaches(Mean):
+    teaches = True
+
+class Kept(Teaches):
+    def running(self):
+        return dict(center=jnp.zeros(3))
+
+    def teach(self, state, batch):
+        return {}
+
+    def targets(self, answers, batch, state):
+        return answers, dict(center=jnp.zeros(4)), {}
+
+class Watched(Kept):
+    def targets(self, answers, batch, state):
+        return answers, state.running, dict(size=batch["mask"])
+
+class Draws(Objective):
+    draws = ("image",)
+
+    def loss(self, params, batch, key, step):
+        return batch["mask"], {}
+
+class Drawn(Draws):
+    def pictures(self, params, batch):
+        return (batch["image"].mean(-1),)
+"""
+BAD = {
+    "nothing": "gives a NoneType, but it must give a subclass of",
+    "Mean": r"returns float32 \[\] as 'loss' in `loss` for 4 images, but it must return float32 \[ba",
+    "Alone": "in `loss`, but it must return the pair",
+    "Metric": r"returns float32 \[\] as 'size' in `loss`",
+    "Broken": "fails, bad_objectives.py:22: KeyError: 'pixels'",
+    "Unnamed": "differs in 'more': `extra` must name exactly what `init` adds",
+    "Missing": "differs in 'more': `extra` must name",
+    "Changed": "changes the shapes of the model's parameters",
+    "Teaches": "fails, .*NotImplementedError: an objective that `teaches` defines `teach`",
+    "Kept": "returns in `targets` other arrays than those of `running`",
+    "Watched": r"returns float32 \[4\] as 'size' in `targets`, but it must return one number",
+    "Draws": "fails, .*NotImplementedError: an objective that names `draws` defines `pictures`",
+    "Drawn": r"returns float32 \[4, 16, 16\] in `pictures` for 4 images, but it must return a tuple",
+}
+
+
+def test_an_objective_that_does_not_fit_is_one_line_before_anything_runs(folder):
+    (folder / "bad_objectives.py").write_text(BAD_OBJECTIVES)
+    for name, message in BAD.items():
+        flags = [f"--config.objective=bad_objectives:{name}", "--config.model.depth=1"]
+        flags += ["--config.pictures_every=1"]
+        with pytest.raises(UserError, match=message):
+            Experiment.declared(configs.load("my_pretraining.py", flags))
 
 
 BAD_PARTS = """

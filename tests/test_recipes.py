@@ -14,8 +14,9 @@ from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
 from vit_jax.train import __main__ as train
 from vit_jax.train import experiment
+from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.schedules import make_schedule
-from vit_jax.weights import adapt
+from vit_jax.weights import adapt, names, scan_layout
 
 CONFIGS = ROOT / "configs"
 
@@ -214,6 +215,9 @@ COSTS = [
     ("vtab.py", "vit", "x 4.26e17 FLOP"),
     ("finetune.py", "B/16,cifar10", "1.7e18 FLOP"),
     ("pretrain.py", "B/16,imagenet2012", "4.1e19 FLOP"),
+    ("deit.py", "Ti/16", "Ti/16 2.9e18 FLOP"),
+    ("deit.py", "S/16", "S/16 1.1e19"),
+    ("deit.py", "B/16", "B/16 4.1e19"),
     ("deit3.py", "S/16,imagenet2012", "S/16 2.8e19 FLOP"),
     ("deit3.py", "B/16,imagenet2012", "B/16 7.9e19"),
     ("deit3.py", "L/16,imagenet2012", "L/16 2.8e20"),
@@ -222,6 +226,15 @@ COSTS = [
     ("deit3.py", "B/16,imagenet21k", "B/16 3.6e20"),
     ("deit3.py", "L/16,imagenet21k", "L/16 1.3e21"),
     ("deit3.py", "H/14,imagenet21k", "H/14 4.0e20"),
+    ("mae.py", "B/16", "B/16 1.2e20 FLOP"),
+    ("mae.py", "L/16", "L/16 2.6e20"),
+    ("mae.py", "H/14", "H/14 6.0e20"),
+    ("mae_finetune.py", "B/16", "B/16 1.35e19 FLOP"),
+    ("mae_finetune.py", "L/16", "L/16 2.4e19"),
+    ("mae_finetune.py", "H/14", "H/14 6.4e19"),
+    ("mae_linear_probe.py", "B/16", "B/16 4.1e18 FLOP"),
+    ("mae_linear_probe.py", "L/16", "L/16 7.9e18"),
+    ("mae_linear_probe.py", "H/14", "H/14 2.1e19"),
 ]
 
 
@@ -232,9 +245,12 @@ def test_costs_count_two_flops_per_multiplication_and_addition(file, argument, f
     config = load(f"{file}:{argument}")
     is_vtab = config.data.name == "vtab"  # whose head is padded for all tasks
     facts = catalog.Facts(0, 512) if is_vtab else catalog.declared(config)
-    model = experiment.make_model(config, facts.num_classes)
+    classes = facts.num_classes if configs.uses_labels(config) else 0
+    model = experiment.make_model(config, classes)
     steps = experiment.plan_steps(config, facts.num_examples)
-    flops = 3 * model.flops * config.data.batch_size * steps
+    flops = make_objective(config, model, steps).train_flops * config.data.batch_size * steps
+    if config.optim.get("frozen"):  # all but the head: there is no backward pass
+        flops /= 3
     (digits,) = re.findall(r"\d\.(\d+)e\d+", figure)
     assert f"{flops:.{len(digits)}e}".replace("+", "") in figure
 
@@ -411,9 +427,120 @@ def test_the_learning_rate_of_deit3_differs_from_theirs_as_its_docstring_says(
     assert f"{largest} %" in (CONFIGS / "deit3.py").read_text()
 
 
+def test_masked_patches_are_those_of_appendix_b_1_2():
+    config = load("masked_patches.py:B/16,jft300m")
+    optim = config.optim
+    assert (config.objective, config.masked_patches.target) == ("masked_patches", "mean_color")
+    assert (config.masked_patches.ratio, config.total_steps) == (0.5, 1_000_000)
+    assert (optim.name, optim.lr, optim.warmup_steps) == ("adam", 2e-4, 10_000)
+    assert (optim.schedule, config.data.batch_size) == ("cosine", 4096)
+    assert load("masked_patches.py:B/16,imagenet2012").total_steps == 100_000
+
+
+@pytest.mark.parametrize("variant", ["B/16", "L/16", "H/14"])
+def test_mae_is_arxiv_2111_06377(variant):
+    """Table 8 of the paper, and PRETRAIN.md of facebookresearch/mae."""
+    config = load(f"mae.py:{variant}")
+    data, model, optim, mae = config.data, config.model, config.optim, config.mae
+    assert (config.objective, config.total_epochs, config.image_size) == ("mae", 1600, 224)
+    assert (mae.mask_ratio, mae.norm_pixels) == (0.75, True)
+    assert (mae.decoder_width, mae.decoder_depth, mae.decoder_heads) == (512, 8, 16)
+    assert (optim.name, optim.b1, optim.b2, optim.wd) == ("adam", 0.9, 0.95, 0.05)
+    assert (optim.lr, data.batch_size) == (pytest.approx(1.5e-4 * 4096 / 256), 4096)
+    assert (optim.schedule, optim.wd_times_lr, optim.grad_clip_norm) == ("cosine", True, 0.0)
+    assert optim.warmup_steps == round(40 * 1_281_167 / 4096)
+    # RandomResizedCrop(scale=(0.2, 1.0), interpolation=3) and RandomHorizontalFlip.
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.2, "bicubic")
+    assert data.flip and not data.randaug_layers and not data.erase and not model.droppath
+    assert (model.variant, model.pool, model.gelu, model.ln_eps) == (variant, "tok", "erf", 1e-6)
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize(
+    ("variant", "epochs", "base_lr", "layer_decay", "droppath"),
+    [("B/16", 100, 5e-4, 0.65, 0.1), ("L/16", 50, 1e-3, 0.75, 0.2), ("H/14", 50, 1e-3, 0.75, 0.3)],
+)
+def test_fine_tuning_of_mae_is_that_of_its_authors(variant, epochs, base_lr, layer_decay, droppath):
+    """The commands in FINETUNE.md of facebookresearch/mae, and the defaults of their scripts."""
+    config = load(f"mae_finetune.py:{variant}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.total_epochs, data.batch_size) == (epochs, 1024)
+    assert (optim.lr, optim.layer_decay) == (pytest.approx(base_lr * 1024 / 256), layer_decay)
+    assert (optim.name, optim.b1, optim.b2, optim.wd) == ("adam", 0.9, 0.999, 0.05)
+    assert (optim.schedule, optim.grad_clip_norm) == ("cosine", 0.0)
+    assert optim.warmup_steps == round(5 * 1_281_167 / 1024)
+    assert (config.mixup, config.cutmix, config.label_smoothing) == (0.8, 1.0, 0.1)
+    assert (data.randaug_layers, data.randaug_magnitude, data.erase) == (2, 9.0, 0.25)
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.08, "bicubic")
+    assert (model.droppath, model.head_std, model.pool) == (droppath, 2e-5, "gap")
+    assert model.fc_norm and model.class_token
+    assert config.evals.val.data.fraction == 224 / 256
+
+    probe = load(f"mae_linear_probe.py:{variant}")
+    assert probe.total_epochs == (90 if variant == "B/16" else 50)
+    assert (probe.optim.name, probe.optim.lr) == ("lars", 0.1 * 16_384 / 256)
+    assert (probe.data.batch_size, probe.optim.wd, probe.optim.momentum) == (16_384, 0.0, 0.9)
+    _, params = built(probe)
+    trained = [
+        name for name in scan_layout.flatten(params) if not re.fullmatch(probe.optim.frozen, name)
+    ]
+    assert trained == ["head/bias", "head/kernel"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "millions", "distilled"),
+    [("Ti/16", 5.717, 5.911), ("S/16", 22.051, 22.436), ("B/16", 86.568, 87.338)],
+)
+def test_deit_is_arxiv_2012_12877(variant, millions, distilled):
+    """Table 9 of the paper, main.py of the authors' code, and the parameters of their weights."""
+    config = load(f"deit.py:{variant}")
+    data, model, optim = config.data, config.model, config.optim
+    assert (config.total_epochs, config.image_size, config.label_smoothing) == (300, 224, 0.1)
+    assert (optim.name, optim.lr, optim.wd, optim.wd_times_lr) == ("adam", 1e-3, 0.05, True)
+    assert (optim.schedule, optim.b1, optim.b2, optim.grad_clip_norm) == ("cosine", 0.9, 0.999, 0)
+    assert abs(optim.warmup_steps - 5 * 1_281_167 / data.batch_size) <= 0.5
+    assert (config.mixup, config.cutmix, data.erase, data.repeats) == (0.8, 1.0, 0.25, 3)
+    assert (data.randaug_layers, data.randaug_magnitude) == (2, 9.0)
+    assert (data.crop, data.area_min, data.method) == ("torchvision", 0.08, "bicubic")
+    assert (model.dropout, model.droppath, model.droppath_shape) == (0.0, 0.1, "linear")
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (config.evals.val.data.crop, config.evals.val.data.fraction) == ("central", 0.875)
+    _, params = built(config)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6 == pytest.approx(
+        millions, abs=6e-4
+    )
+    config = load(f"deit.py:{variant},R50x1")
+    assert (config.objective, config.distill.kind, config.distill.weight) == (
+        "distill",
+        "hard",
+        0.5,
+    )
+    assert config.model.distilled
+    _, params = built(config)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6 == pytest.approx(
+        distilled, abs=6e-4
+    )
+
+
+def test_the_teachers_of_deit_are_published_weights_whose_cost_the_docstring_says():
+    recipes = configs.import_file(str(CONFIGS / "deit.py"))
+    words = " ".join(recipes.__doc__.split())
+    for variant, weights in recipes.TEACHERS.items():
+        assert names.source_of(weights).startswith("https://")
+        one = experiment.Experiment.declared(load(f"deit.py:B/16,{variant}"))
+        assert one.teacher.model.image_size == (224, 224)
+        cost = one.teacher.model.flops * one.config.data.batch_size * one.total_steps
+        assert f"{cost:.1e}".replace("+", "") in words.partition("as a teacher")[2]
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
+        (
+            "deit.py:L/16",
+            r"no recipe for L/16: write VARIANT\[,TEACHER\], with VARIANT one of Ti/16",
+        ),
+        ("deit.py:B/16,regnet", "no recipe for B/16,regnet: write .* TEACHER one of R50x1, R152x2"),
         ("augreg.py:H/14,imagenet2012", "gives no augmentation for H/14: write VARIANT,DATASET"),
         ("augreg.py:B/16,imagenet2012,strong3", "gives no augmentation for B/16"),
         ("augreg.py:B/16,cifar10", "has no recipe for cifar10: choose imagenet2012 or imagenet21k"),
@@ -421,6 +548,9 @@ def test_the_learning_rate_of_deit3_differs_from_theirs_as_its_docstring_says(
             "deit3.py:Ti/16,imagenet2012",
             "has no recipe for Ti/16,imagenet2012: use one of S/16,imagenet2012",
         ),
+        ("mae.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
+        ("mae_finetune.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
+        ("mae_linear_probe.py:S/16", "has no recipe for S/16: use one of B/16, L/16, H/14"),
     ],
 )
 def test_recipes_name_what_they_have(recipe, message):
@@ -441,6 +571,10 @@ def all_recipes() -> list[str]:
         for file in ("augreg", "deit3")
         for dataset in ("imagenet2012", "imagenet21k")
     ]
+    found += [f"{file}.py:B/16" for file in ("mae", "mae_finetune", "mae_linear_probe")]
+    found += ["demo_dino.py", "demo_distill.py", "demo_few_labels.py", "demo_unlabelled.py"]
+    found += ["dino.py:l16", "masked_patches.py:B/16,imagenet2012"]
+    found += [f"deit.py:{argument}" for argument in ("B/16", "Ti/16,R50x1", "B/16,B/16")]
     found += [f"pods.py:{variant},{chip}" for variant, chip in (("B/16", "v5e"), ("g/14", "v6e"))]
     found += [f"pretrain.py:{variant},{dataset}" for dataset, variant, *_ in TABLE_3]
     found += [f"finetune.py:B/16,{name}" for name in sets if name not in ("jft300m", "imagenet21k")]

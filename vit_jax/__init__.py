@@ -122,7 +122,8 @@ def from_pretrained(
       image_size: side or (height, width) in pixels; the position embedding is resampled.
       grid: (height, width) of the saved patch tokens, if the file does not show it.
       overrides: `allow`, a regular expression for names of parameters that may be missing (they are
-        initialised) or unused (they are dropped), and any field of the model; see `create_model`.
+        initialised) or unused (they are dropped); `objective="mae"`, for a masked autoencoder with
+        its decoder; and any field of the model, see `create_model`.
 
     Returns:
       (model, params), with more attributes: see `vit_jax.weights.pretrained.Pretrained`.

@@ -11,7 +11,6 @@ import pathlib
 import sys
 import tempfile
 
-import jax
 import numpy as np
 from etils import epath
 from PIL import Image
@@ -24,6 +23,7 @@ from vit_jax.errors import NegativeResult, UserError, printable
 from vit_jax.models import classifier, create, preparation
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
+from vit_jax.weights import same_outputs
 from vit_jax.weights.formats import (
     big_vision,
     huggingface,
@@ -36,8 +36,6 @@ from vit_jax.weights.scan_layout import unflatten
 
 log = logging.getLogger("vit_jax.convert")
 
-# Largest difference of the logits in a correct conversion, relative to the largest logit.
-TOLERANCE = 1e-4
 # Of prepared images: the largest difference, in levels of 0 to 255, and the share of numbers that
 # may differ by more than one level.
 PIXEL_TOLERANCE = 8.0
@@ -58,12 +56,26 @@ def write(weights: pretrained.Weights, model, path: pathlib.Path, target: str) -
         arrays, configs = FOLDERS[target].write(weights, model)
         safetensors_folder.write(path, arrays, **configs)
     else:
+        config = dict(loss=weights.loss)
+        if weights.objective:
+            config |= {"objective": weights.objective, weights.objective: weights.settings}
         meta = dict(
-            config=dict(loss=weights.loss),
+            config=config,
             model=create.fields(model),
+            extra=extra_names(weights),
             class_names=weights.class_names,
         )
-        checkpoint.write_params(path, unflatten(weights.params), meta)
+        checkpoint.write_params(path, unflatten(weights.params | weights.extra), meta)
+
+
+def extra_names(weights: pretrained.Weights) -> list[str]:
+    """What weights have besides the model, by the first part of its names."""
+    return sorted({name.split("/")[0] for name in weights.extra})
+
+
+def has_place(weights: pretrained.Weights, target: str) -> bool:
+    """Whether a format can hold what weights have besides the model."""
+    return target == "ours" or (target == "hf" and weights.objective == "mae")
 
 
 def obstacles(weights: pretrained.Weights, model, target: str) -> list[str]:
@@ -73,34 +85,6 @@ def obstacles(weights: pretrained.Weights, model, target: str) -> list[str]:
     if is_own(model.architecture):
         return [f"the model {model.architecture} of your own"]
     return (ARCHIVES | FOLDERS)[target].obstacles(weights, model)
-
-
-def logits(weights: pretrained.Weights, image) -> np.ndarray:
-    """Output of the model that the weights are for, in full float32: [batch, classes].
-
-    If all heads are zero, which would hide every error, it is their input.
-    """
-    model, params = pretrained.build(weights)
-    heads = [weights.params.get(name) for name in ("head/kernel", "head_dist/kernel")]
-    has_head = any(head is not None and head.any() for head in heads)
-
-    def apply(params, image):
-        if has_head:
-            return model.apply({"params": params}, image)
-        return pretrained.features(model, params, image)
-
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(apply)(params, image))
-
-
-def difference(weights, converted, model) -> tuple[float, float]:
-    """(largest difference of the logits on two random images, tolerance)."""
-    image = np.random.default_rng(0).uniform(-1, 1, (2, *model.image_size, 3)).astype(np.float32)
-    before = logits(weights, image)
-    after = logits(converted, image)
-    if before.shape != after.shape:
-        return float("inf"), 0.0
-    return float(np.abs(before - after).max()), TOLERANCE * float(np.abs(before).max())
 
 
 def smooth_image(height: int, width: int) -> Image.Image:
@@ -180,7 +164,7 @@ def verify(weights, made: pathlib.Path, model, target: str) -> dict:
     """
     grid = model.grid if target in ARCHIVES else None  # archives do not show it
     converted = pretrained.read(made, grid=grid)
-    largest, tolerance = difference(weights, converted, model)
+    largest, tolerance = same_outputs.difference(weights, converted, model)
     if not largest <= tolerance:  # also if it is nan
         before = create.fields(model)
         after = create.fields(create.create(**converted.fields))
@@ -233,6 +217,9 @@ def convert(source: str, destination: str, target: str) -> dict:
     """
     path = check_destination(destination, target)
     weights = pretrained.read(source)
+    left_out = [] if has_place(weights, target) else extra_names(weights)
+    if left_out:
+        weights = dataclasses.replace(weights, extra={})
     model, _ = pretrained.build(weights)
     features = obstacles(weights, model, target)
     if features:
@@ -251,6 +238,8 @@ def convert(source: str, destination: str, target: str) -> dict:
             made = pathlib.Path(folder) / ("weights.npz" if target in ARCHIVES else "weights")
             write(weights, model, made, target)
             result = verify(weights, made, model, target)
+            if left_out:
+                result["left_out"] = left_out
             move(made, path)
     except Exception as error:
         problem = errors.storage_problem(error)
@@ -287,6 +276,8 @@ def work(args) -> None:
         f"difference of the logits {result['max_abs_diff']:.3g}, tolerance "
         f"{result['tolerance']:.3g}"
     )
+    if "left_out" in result:
+        text += f"; {target} has no place for {', '.join(result['left_out'])}: left out"
     print(printable(text))
     cli.write_json(args.json, result)
 

@@ -22,11 +22,13 @@ from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.evaluate import predictions
 from vit_jax.models import preparation
 from vit_jax.weights import load as pretrained
+from vit_jax.weights.pretrained import Pretrained
 
 log = logging.getLogger("vit_jax.predict")
 
 PER_DEVICE = 32  # images per batch and device
 KINDS = (".csv", ".npz")
+TOP_K = 5
 
 
 def batches_of(model, listing, rows: int) -> Iterator[dict]:
@@ -45,10 +47,29 @@ def batches_of(model, listing, rows: int) -> Iterator[dict]:
     return dataclasses.replace(host, skipped=Skipped(is_limited=False)).batches()
 
 
+def classes_per_image(loaded: Pretrained, top_k: int | None) -> int:
+    """How many classes are asked for, or, with None, what the weights can give; 0: features."""
+    if top_k is None and loaded.model.num_classes:
+        return TOP_K
+    if top_k is None:
+        log.warning(
+            "%s has no head and so no classes, as after training without labels: the results are "
+            "features; fine-tune it for classes",
+            loaded.path,
+        )
+        return 0
+    if top_k:
+        predictions.check_has_head(loaded, "--top_k=0")
+    return top_k
+
+
 def predict(
-    weights: pretrained.Weights, paths: Sequence[str], top_k: int, image_size: int | None
+    weights: pretrained.Weights, paths: Sequence[str], top_k: int | None, image_size: int | None
 ) -> dict:
     """Predictions for the images in `paths`, which may be folders.
+
+    Args:
+      top_k: classes per image, 0 for features; None: what the weights can give.
 
     Returns:
       Arrays by name: `path`, `features` [N, embed], `label` and `probability` [N, k] of the images
@@ -58,8 +79,7 @@ def predict(
     from vit_jax.data.sources import file_list, ignored
 
     loaded = pretrained.build(weights, image_size=image_size)
-    if top_k:
-        predictions.check_has_head(loaded, "--top_k=0")
+    top_k = classes_per_image(loaded, top_k)
     files, listing = file_list.load(paths)
     ignored.report(", ".join(paths), listing.ignored)
     predictor = predictions.Predictor(loaded, min(top_k, loaded.model.num_classes))
@@ -151,7 +171,9 @@ def add_arguments(parser, part: str) -> None:
         "images", nargs="+", metavar="IMAGE_OR_FOLDER", help="folders are searched at any depth"
     )
     parser.add_argument(
-        "--top_k", type=int, default=5, help="classes per image; 0: features (default: %(default)s)"
+        "--top_k",
+        type=int,
+        help=f"classes per image; 0: features (default: {TOP_K}, without a head 0)",
     )
     parser.add_argument(
         "--out",
@@ -164,7 +186,7 @@ def add_arguments(parser, part: str) -> None:
 
 
 def work(args) -> None:
-    if args.top_k < 0 or (args.image_size is not None and args.image_size < 1):
+    if (args.top_k or 0) < 0 or (args.image_size is not None and args.image_size < 1):
         raise UserError("--top_k and --image_size can't be negative: correct them")
     if args.out and not args.out.endswith(KINDS):
         raise UserError(f"--out={args.out} must end in {' or '.join(KINDS)}: rename it")

@@ -169,6 +169,11 @@ def test_both_lengths_at_once_are_an_error(tiny):
         configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])
 
 
+def test_the_decay_of_lars_does_not_rise(tiny):
+    with pytest.raises(UserError, match=r"wd_end=0\.1 has no effect with optim\.name=lars"):
+        configs.load(tiny, ["--config.optim.name=lars", "--config.optim.wd_end=0.1"])
+
+
 @pytest.mark.parametrize("stairs", ["((5,0.5),(5,0.1))", "((9,0.5),(5,0.1))", "((-1,0.5),)"])
 def test_stairs_must_ascend(stairs, tiny):
     with pytest.raises(
@@ -303,7 +308,7 @@ def test_declarations_name_known_keys_and_defaults_pass_their_own_checks():
 
 def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
     from vit_jax.evaluate import suite
-    from vit_jax.models import encoder, losses, posemb, vit
+    from vit_jax.models import encoder, losses, mlp, posemb, vit
     from vit_jax.train import optim, schedules
 
     tables = {
@@ -314,7 +319,8 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
         "model.remat": encoder.REMAT_POLICIES,
         "model.posemb": posemb.KINDS,
         "model.posemb_at": posemb.PLACES,
-        "model.gelu": encoder.GELUS,
+        "model.mlp": ["", *mlp.MLPS],
+        "model.gelu": mlp.GELUS,
         "model.droppath_shape": encoder.DROPPATH_SHAPES,
     }
     for key, table in tables.items():
@@ -326,6 +332,18 @@ def test_an_evaluation_of_defaults_alone_is_kept(tmp_path):
     path = tmp_path / "c.py"
     path.write_text("def get_config():\n    return dict(evals=dict(test={}))\n")
     assert configs.load(str(path)).evals.test.data.split == "test"
+
+
+def test_the_evaluations_of_a_file_may_be_left_out(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("def get_config():\n    return dict(evals=dict(test={}, val={}))\n")
+    assert set(configs.load(str(path)).evals) == {"test", "val"}
+    assert not configs.load(str(path), ["--config.evals={}", "--config.seed=3"]).evals
+    assert not configs.load_in_python(str(path), {"evals": {}, "seed": 3}).evals
+    with pytest.raises(
+        UserError, match=r"evals.val.every belongs to an evaluation that the config"
+    ):
+        configs.load(str(path), ["--config.evals={}", "--config.evals.val.every=1"])
 
 
 @pytest.mark.parametrize("result", ["None", "[]", "3"])
@@ -340,9 +358,10 @@ def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
     free = {name for name, key in configs.KEYS.items() if key.resume}
     groups = {"mesh", "checkpoint", "spikes", "evals", "profile"}
     assert {name for name in free if name.split(".")[0] not in groups} == {
-        *("accum_steps", "log_every", "max_skipped", "topology", "flush_every_s"),
+        *("accum_steps", "log_every", "pictures_every", "max_skipped", "topology", "flush_every_s"),
         *("model.remat", "model.remat_names", "model.scan"),
         *("data.data_dir", "data.on_corrupt", "data.threads"),
         *("data.prefetch", "data.eval_cache_gib"),
+        *("distill.teacher", "distill.teacher_variant"),  # whose weights must stay the same
     }
     assert {name for name in configs.KEYS if name.split(".")[0] in groups} <= free

@@ -331,9 +331,10 @@ def opened(folder):
     return sources.open_source(f"folder:{folder}", "train")
 
 
-@pytest.mark.parametrize(
-    "kind", ["truncated", "empty", "text", "page", "one byte", "short", "huge", "huge png"]
-)
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("empty", "page", "short", "huge")]
+
+
+@pytest.mark.parametrize("kind", ["truncated", "text", "one byte", "huge png", *SLOW])
 def test_damage_is_an_error_that_names_the_file(photos, kind):
     source = opened(photos)
     number = next(i for i in range(20) if source.describe(i).endswith("07.jpg"))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import build_experiment
 
 from vit_jax import config as configs
 from vit_jax.data import to_device
@@ -16,7 +17,6 @@ from vit_jax.distributed import sharding
 from vit_jax.models import encoder
 from vit_jax.models.dropout import bernoulli
 from vit_jax.plan import compilation
-from vit_jax.train import experiment
 from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
@@ -64,19 +64,17 @@ def trained(tmp_path_factory):
     def run(settings: str = "", devices: int = 8):
         config = configs.load(str(path), [f"--config.{setting}" for setting in settings.split()])
         mesh = meshes.make_mesh(config.mesh, jax.devices()[:devices])
-        model = experiment.make_model(config, CLASSES)
-        tx, schedule = experiment.make_optimizer(config, model, config.total_steps)
+        experiment = build_experiment(config, CLASSES, mesh)
         rows = sharding.local_rows(mesh, BATCH)
-        abstract = states.abstract_state(config, model, tx, mesh)
+        abstract = experiment.abstract_state
         losses = []
-        train_step = experiment.make_train_step(config, mesh, model, tx, schedule, abstract)
         with jax.set_mesh(mesh):
-            shardings = states.shardings(abstract)
-            init = jax.jit(lambda: states.init_state(config, model, tx), out_shardings=shardings)
-            state = init()
-            text = train_step.lower(state, to_device.abstract_batch(mesh, BATCH, SIZE)).as_text()
+            state = states.fresh_state(experiment)
+            text = experiment.train_step.lower(state, experiment.abstract_batch).as_text()
             for batch in batches():
-                state, metrics = train_step(state, to_device.global_batch(batch, mesh, rows, BATCH))
+                state, metrics = experiment.train_step(
+                    state, to_device.global_batch(batch, mesh, rows, BATCH)
+                )
                 losses.append(float(metrics["train/loss"]))
         params = scan_layout.relayout(jax.device_get(state.params), False, jnp.stack)
         for leaf, before in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):

@@ -11,17 +11,15 @@ import warnings
 import jax
 import ml_collections
 import numpy as np
-from conftest import TINY
+from conftest import TINY, build_experiment
 from PIL import Image, ImageOps
 from processes_at_hand import expect
 
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
-from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.train import __main__ as train
-from vit_jax.train import experiment
 from vit_jax.train import state as states
 from vit_jax.weights.scan_layout import flatten
 
@@ -120,10 +118,7 @@ def read(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 
 def layout_of(tiny: str) -> dict:
     """Shapes of the state of a run with this config, on the devices of this process."""
-    config = configs.load(tiny)
-    model = experiment.make_model(config, 10)
-    tx, _ = experiment.make_optimizer(config, model, config.total_steps)
-    return states.as_dict(states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh)))
+    return states.as_dict(build_experiment(configs.load(tiny)).abstract_state)
 
 
 def photo(rng, mode: str = "RGB", size=(40, 30)) -> Image.Image:

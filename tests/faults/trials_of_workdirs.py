@@ -371,8 +371,8 @@ def lost_data(rng: random.Random, folder: pathlib.Path, count: int) -> dict:
         host = pipeline.Pipeline(
             source=source,
             items=order.train_items(source.parts, len(rows), rows, seed=rng.randrange(99)),
-            image=pipeline.images.eval_image(Preparation((8, 8), (8, 8))),
-            size=(8, 8),
+            pixels=pipeline.images.alone(pipeline.images.eval_image(Preparation((8, 8), (8, 8)))),
+            shapes=pipeline.shapes.of_one((8, 8)),
             rows=len(rows),
             steps=10_000,
             on_corrupt="skip",

@@ -18,8 +18,8 @@ DOCS = ROOT / "docs/models.md"
 BEGIN, END = "<!-- python -m vit_jax.models -->", "<!-- end of the table -->"
 
 # With 1,000 classes at 224, counted by running the published code on shapes:
-# google-research/vision_transformer (ViT, hybrids, Mixer) and google-research/big_vision (g, G,
-# So400m, Mixer S and H, BiT). A distilled model has one token, its position and a second head more
+# google-research/vision_transformer (ViT, hybrids, Mixer), google-research/big_vision (g, G,
+# So400m, Mixer S and H, BiT) and timm's vit_giant_patch14_dinov2 (giant2). A distilled model has one token, its position and a second head more
 # than the ViT. R50+L/16 is R50+B/16 with the encoder of L/16.
 COUNTS = {
     "Ti/16": 5_717_416,
@@ -33,6 +33,7 @@ COUNTS = {
     "g/14": 1_012_611_432,
     "G/14": 1_844_440_680,
     "So400m/14 map": 428_833_704,
+    "giant2/14 layer_scale": 1_136_306_664,
     "Ti/16 distilled": 5_910_800,
     "S/16 distilled": 22_436_432,
     "B/16 distilled": 87_338_192,

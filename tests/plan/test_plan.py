@@ -537,6 +537,21 @@ def test_any_other_error_of_the_compiler_is_raised(text):
     assert raised.value is error
 
 
+def test_a_program_that_the_compiler_cannot_print_is_a_user_error():
+    """As for a masked autoencoder of L/16 on v6e:4x8."""
+
+    class Unprintable:
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have 1 operands")
+
+        def memory_analysis(self):
+            names = ("argument", "output", "alias", "temp", "generated_code")
+            return types.SimpleNamespace(**{f"{name}_size_in_bytes": 2**30 for name in names})
+
+    with pytest.raises(UserError, match=r"with 3.0 GiB, but the compiler can't print it"):
+        compilation.text_of(Unprintable())
+
+
 PLAIN = [
     "model.dtype=bfloat16",
     "model.pool=gap",
@@ -593,6 +608,25 @@ def test_memory_of_whole_steps_is_about_that_of_the_compiler(large):
     huge = cost_model.sketch(job_of(config, 16, 16))
     assert cost_model.state_bytes(huge)[0] / 2**30 == pytest.approx(5.90, rel=0.02)
     assert cost_model.guess(huge).bytes / 2**30 == pytest.approx(5.90 + 4.38, rel=0.25)
+
+
+def test_memory_of_an_autoencoder_is_that_of_its_two_halves():
+    """The compiler's figures for L/16 with 64 images per chip and fsdp=16: 0.23 + 7.0 GiB. All
+    tokens in the encoder would take more than twice as much.
+    """
+    config = loaded("configs/mae.py:L/16", "mesh.fsdp=16")
+    one = cost_model.sketch(job_of(config, 8, 8))
+    assert cost_model.guess(one).bytes / 2**30 == pytest.approx(0.23 + 7.0, rel=0.3)
+    classify = loaded("configs/pretrain.py:L/16,imagenet2012", *PLAIN, "mesh.fsdp=16")
+    whole = cost_model.sketch(job_of(classify, 8, 8))
+    assert cost_model.guess(one).ms < 0.5 * cost_model.guess(whole).ms
+
+
+def test_views_of_an_image_need_less_of_the_host_than_images_of_their_own():
+    """`benchmark data`: 9.98 core-ms for the ten views of configs/dino.py:s16, 2.55 for one."""
+    one = loaded("configs/pretrain.py:S/16,imagenet2012")
+    ten = loaded("configs/dino.py:s16")
+    assert figures.core_ms(ten) / figures.core_ms(one) == pytest.approx(9.98 / 2.55, rel=0.1)
 
 
 def test_more_shards_and_more_recomputation_take_less_memory(large):

@@ -13,7 +13,7 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import KeepBest
 from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
-from vit_jax.evaluate import classification
+from vit_jax.evaluate import classification, suite
 from vit_jax.train import __main__ as train
 from vit_jax.train.early_stopping import EarlyStopping
 
@@ -74,7 +74,7 @@ def scores(monkeypatch):
     def scored(eval_step, params, batches):
         return real(eval_step, params, batches) | dict(top1=left.pop(0))
 
-    monkeypatch.setitem(train.loop.suite.ON_BATCHES, "classification", scored)
+    monkeypatch.setitem(suite.ON_BATCHES, "classification", scored)
     return left
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import optax
 import pytest
 from conftest import metric_lines
+from test_step import with_loss
 from test_train import final_params, last_error, run
 
 from vit_jax.errors import NegativeResult
+from vit_jax.models import losses
 from vit_jax.train import loop, nonfinite, step
 
 
@@ -70,9 +72,13 @@ def test_a_run_that_ends_with_them_has_failed_but_saved(tiny, tmp_path, monkeypa
 
 def test_after_the_limit_nothing_changes_any_more():
     """Until the host looks, sound batches do not hide where it began."""
+
+    def loss(params, batch, key, step):
+        return losses.softmax_xent(batch["image"] * params["w"], batch["label"]), {}
+
     tx = optax.sgd(0.1)
     train_step = step.make_train_step(
-        lambda params, image, key: image * params["w"], tx, lambda s: 0.1, loss="softmax_xent",
+        with_loss(loss), tx, lambda s: 0.1,
         preprocess=lambda batch, key: batch, seed=0, max_skipped=2,
     )  # fmt: skip
     state = step.create_state({"w": jnp.ones(3)}, tx, 0.0)

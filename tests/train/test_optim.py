@@ -8,15 +8,14 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
-from conftest import GOLDEN, below, golden, last_error, metric_lines
+from conftest import GOLDEN, below, build_experiment, golden, last_error, metric_lines
 
 from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
-from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.models import create
 from vit_jax.train import __main__ as train
-from vit_jax.train import experiment, optim, schedules, workdir
+from vit_jax.train import optim, schedules, workdir
 from vit_jax.train import state as states
 from vit_jax.weights import scan_layout
 
@@ -190,6 +189,23 @@ def test_adafactor_is_its_formula_without_factors():
         np.testing.assert_allclose(found["w"], w, atol=1e-6)
 
 
+def test_lars_is_that_of_mae():
+    """golden/lars_mae: three steps of util/lars.py of facebookresearch/mae on random gradients of a
+    kernel, a bias, and a kernel that starts at zero.
+    """
+    arrays, facts = golden("lars_mae")
+    stairs = tuple((step, lr / 6.4) for step, lr in enumerate(facts["lr"]) if step)
+    config = settings(
+        name="lars", lr=6.4, wd=facts["weight_decay"], schedule="stair", stairs=stairs
+    )
+    config.update(warmup_steps=0, grad_clip_norm=0.0)
+    truth = below(arrays, "params")
+    found = trajectory(config, below(arrays, "start"), below(arrays, "grads"))
+    for step, params in enumerate(found):
+        for name, value in params.items():
+            np.testing.assert_allclose(value, truth[name][step], rtol=1e-5, err_msg=name)
+
+
 def test_lamb_is_optax_lamb_where_it_decays_and_adam_elsewhere():
     """The second half is apex's FusedLAMB, and the Lamb of timm 1.0.31."""
     rng = np.random.default_rng(0)
@@ -309,6 +325,32 @@ def test_decay_goes_with_the_parameters_learning_rate_only_as_adamw(times_lr):
     assert lost == pytest.approx(wanted, rel=1e-3)
 
 
+def test_layer_decay_leaves_the_heads_of_objectives_as_they_are():
+    """But not a token that is put among the patches, as in DINOv2's code."""
+    after = ("head", "dino_head", "ibot_head", "patch_head", "turns_head")
+    params = {name: {"kernel": np.ones(2)} for name in after} | dict(mask=np.ones(2))
+    scaled, _ = optim.scale_by_layer(0.5, 3).update(params, optax.EmptyState(), params)
+    assert all((scaled[name]["kernel"] == 1).all() for name in after)
+    assert (scaled["mask"] == 0.5**4).all()
+
+
+@pytest.mark.parametrize(("times_lr", "rate"), [(True, 0.01), (False, 1.0)])
+def test_decay_rises_by_half_a_cosine(times_lr, rate):
+    """The schedule of weight decay of facebookresearch/dino: utils.cosine_scheduler."""
+    config = settings(
+        wd=0.04, wd_end=0.4, wd_times_lr=times_lr, schedule="constant", warmup_steps=0
+    )
+    params = {"a": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
+    tx, _ = optim.make_optimizer(config, params, 8)
+    state = tx.init(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for number in range(8):
+        updates, state = tx.update(zeros, state, params)
+        wd = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * number / 8))
+        np.testing.assert_allclose(updates["a"]["kernel"], -rate * wd, rtol=1e-5)
+        assert not updates["a"]["bias"].any()
+
+
 def test_decay_reaches_the_masked_parameters_only():
     params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "kernel_like": jnp.ones(3)}
     tx, _ = optim.make_optimizer(settings(wd=0.1, warmup_steps=0), params, 10)
@@ -383,10 +425,7 @@ def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(
     np.testing.assert_allclose(split, one, rtol=1e-5)
     assert one[-1] < one[0]
     config = configs.load(tiny, arguments)
-    model = experiment.make_model(config, 10)
-    start = scan_layout.flatten(
-        states.init_state(config, model, experiment.make_optimizer(config, model, 3)[0]).params
-    )
+    start = scan_layout.flatten(build_experiment(config).objective.init(config.seed))
     still = {name for name in start if np.abs(start[name] - params[name]).max() < 1e-6}
     assert still == {"embedding/kernel", "embedding/bias"}
 
@@ -402,9 +441,7 @@ def test_every_array_of_adafactor_divides_over_its_devices(tiny, scan):
     config = configs.load(
         tiny, [*arguments, "--config.model.mlp_dim=512", f"--config.model.scan={scan}"]
     )
-    model, mesh = experiment.make_model(config, 10), meshes.make_mesh(config.mesh)
-    tx, _ = experiment.make_optimizer(config, model, 4)
-    state = states.abstract_state(config, model, tx, mesh).opt_state
+    state = build_experiment(config).abstract_state.opt_state
     split = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         leaf.sharding.shard_shape(leaf.shape)  # raises where it does not divide
@@ -426,12 +463,10 @@ def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path
 
 @pytest.mark.parametrize("frozen", ["Transformer/encoderblock.*", "head/.*"])
 def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen):
-    config = configs.load(tiny, [f"--config.optim.frozen={frozen}"])
     made = []
     for scan in (False, True):
-        model = experiment.make_model(config, 10).with_scan(scan)
-        tx, _ = experiment.make_optimizer(config, model, 4)
-        made.append(states.init_state(config, model, tx))
+        arguments = [f"--config.optim.frozen={frozen}", f"--config.model.scan={scan}"]
+        made.append(states.fresh_state(build_experiment(configs.load(tiny, arguments))))
     looped, scanned = made
     there = scan_layout.relayout(states.as_dict(looped), True, jnp.stack)
     assert jax.tree.structure(there) == jax.tree.structure(states.as_dict(scanned))

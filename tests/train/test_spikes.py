@@ -246,8 +246,7 @@ def trained_on(config_file: str, batches: list[int]) -> tuple[list[float], dict]
     losses = []
     with jax.set_mesh(mesh):
         experiment = Experiment.build(config, catalog.found(config, source), mesh)
-        abstract = experiment.abstract_state
-        state = states.fresh_state(config, experiment.model, experiment.tx, abstract)
+        state = states.fresh_state(experiment)
         rows = np.arange(config.data.batch_size)
         host = pipeline.train_pipeline(config, source, rows, max(batches) + 1)
         wanted = set(batches)

@@ -23,7 +23,7 @@ from vit_jax.data.sources.vtab_tasks import VTAB
 from vit_jax.distributed import mesh as meshes
 from vit_jax.models import classifier
 from vit_jax.train import experiment, optim
-from vit_jax.train import state as states
+from vit_jax.train.objectives.objective import Objective
 from vit_jax.vtab import __main__ as command
 from vit_jax.vtab import protocol, report, suite, task_data, trainer
 
@@ -126,7 +126,7 @@ def tuned(config, classes: int, head: int, steps: int):
     mesh = meshes.make_mesh(config.mesh)
     model = experiment.make_model(config, head)
     with jax.set_mesh(mesh):
-        params = jax.jit(states.init_params, static_argnums=0)(model, 0)
+        params = jax.jit(Objective(model).init)(0)
         tuner = trainer.Finetuner(config, model, lambda seed: params, mesh, 24)
         rng = np.random.default_rng(0)
         image = rng.integers(0, 255, (24, 14, 14, 3), np.uint8)

@@ -9,17 +9,15 @@ import re
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDEN, applied, below, golden, golden_file, golden_folder
+from conftest import GOLDEN, applied, below, build_experiment, golden, golden_file, golden_folder
 
 import vit_jax
 from vit_jax import config as configs
 from vit_jax import convert
-from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.evaluate import suite
 from vit_jax.models import create
-from vit_jax.train import experiment
 from vit_jax.train import state as states
 from vit_jax.weights import adapt, scan_layout
 from vit_jax.weights import load as pretrained
@@ -466,11 +464,8 @@ FLAGS = [
 def trained_from(tiny, path, *flags):
     """The parameters that training would start from."""
     config = configs.load(tiny, [*FLAGS, f"--config.init_from={path}", *flags])
-    model = experiment.make_model(config, 10)
-    tx, _ = experiment.make_optimizer(config, model, 12)
-    abstract = states.abstract_state(config, model, tx, meshes.make_mesh(config.mesh))
     weights = pretrained.read(path, image_size=config.image_size)
-    return states.pretrained_state(config, weights, model, tx, abstract).params
+    return states.pretrained_state(build_experiment(config), weights).params
 
 
 def evaluated_from(tiny, path, monkeypatch):

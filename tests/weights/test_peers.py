@@ -135,6 +135,7 @@ SMALL = dict(
     embed_dim=48, depth=2, num_heads=4, mlp_ratio=2.5, img_size=32, patch_size=8, num_classes=7
 )
 B16, NO_SCALE = "vit_base_patch16_224", dict(init_values=0.0)
+HEADLESS = dict(num_classes=0)
 FROM_TIMM = {
     "tok": (B16, {}),
     "tok-fc_norm": (B16, dict(fc_norm=True)),
@@ -167,6 +168,10 @@ FROM_TIMM = {
     "deit": ("deit_tiny_patch16_224", {}),
     "deit3": ("deit3_small_patch16_224", {}),
     "layer-scale": (B16, dict(init_values=1e-3)),
+    "dinov2": ("vit_small_patch14_dinov2", HEADLESS),
+    "dinov2-reg4": ("vit_small_patch14_reg4_dinov2", HEADLESS),
+    "dinov2-giant": ("vit_giant_patch14_dinov2", HEADLESS),
+    "dinov2-giant-reg4": ("vit_giant_patch14_reg4_dinov2", {}),
     "distilled": ("deit_tiny_distilled_patch16_224", {}),
     "distilled-wide": ("deit_tiny_distilled_patch16_224", dict(img_size=(16, 40))),
     "headless": (B16, dict(num_classes=0)),
@@ -209,6 +214,8 @@ BY_NAME_SHORT = [  # one block each, to save time
     "vit_base_patch16_reg4_gap_256",
     "flexivit_small",
     "deit3_small_patch16_224",
+    "vit_small_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
 ]
 
 
@@ -261,7 +268,7 @@ UNKNOWN_TO_US = {
     "clip": ("vit_base_patch16_clip_224", {}, "pre_norm"),
     "quick-gelu": (B16, dict(act_layer="quick_gelu"), "quick_gelu"),
     "rms-norm": (B16, dict(norm_layer="rmsnorm"), "norm_layer"),
-    "swiglu": ("vit_giant_patch14_dinov2", {}, ""),
+    "gated-gelu": ("vit_giant_patch14_dinov2", dict(act_layer="gelu"), "act_layer='gelu'"),
     "differential": ("vit_dwee_patch16_reg1_gap_256", NO_SCALE, ""),
     "prefix-in-the-mean": (
         B16,
@@ -308,6 +315,9 @@ def zeros_of(model) -> dict[str, np.ndarray]:
     }
 
 
+MLPS = dict(GELU="gelu", GELUTanh="gelu", SiLU="swiglu")  # by activation
+
+
 def what_differs(theirs, ours) -> list[str]:
     """What of a model of timm no array shows, and `ours` has otherwise."""
     block = theirs.blocks[0]
@@ -324,7 +334,8 @@ def what_differs(theirs, ours) -> list[str]:
         patch_size=(tuple(theirs.patch_embed.patch_size), ours.patch_size),
         grid=(tuple(theirs.patch_embed.grid_size), ours.grid),
         pool_include_prefix=(bool(theirs.pool_include_prefix), False),
-        act=(type(block.mlp.act).__name__ in ("GELU", "GELUTanh"), True),
+        mlp=(MLPS.get(type(block.mlp.act).__name__), ours.mlp),
+        gate_last=(getattr(block.mlp, "gate_last", False), False),
     )
     return [f"{name}: {a} is read as {b}" for name, (a, b) in facts.items() if a != b]
 
@@ -362,6 +373,7 @@ def test_every_entry_of_timm_is_read_right_or_refused(timm, torch, monkeypatch):
         "deit_base_distilled_patch16_384",
         "vit_so400m_patch16_siglip_512",
         "vit_huge_patch14_224",
+        "vit_giant_patch14_reg4_dinov2",
     } <= set(read)
 
 
@@ -372,6 +384,8 @@ TINY = dict(
 )
 TINY |= dict(patch_size=8)
 SEVEN = dict(num_labels=7)
+SWIGLU = dict(use_swiglu_ffn=True)
+WITH_REGISTERS = "Dinov2WithRegistersConfig"
 FROM_HF = {
     "vit": ("ViTForImageClassification", "ViTConfig", SEVEN, "logits"),
     "vit-names": (
@@ -435,6 +449,18 @@ FROM_HF = {
         "logits",
     ),
     "deit-pooler": ("DeiTModel", "DeiTConfig", {}, "pooler_output"),
+    "dinov2": ("Dinov2Model", "Dinov2Config", {}, "pooler_output"),
+    "dinov2-wide-mlp": ("Dinov2Model", "Dinov2Config", dict(mlp_ratio=6), "pooler_output"),
+    "dinov2-swiglu": ("Dinov2Model", "Dinov2Config", SWIGLU, "pooler_output"),
+    "dinov2-no-qkv-bias": ("Dinov2Model", "Dinov2Config", dict(qkv_bias=False), "pooler_output"),
+    "dinov2-classes": ("Dinov2ForImageClassification", "Dinov2Config", SEVEN, "logits"),
+    "dinov2-registers": ("Dinov2WithRegistersModel", WITH_REGISTERS, {}, "pooler_output"),
+    "dinov2-registers-classes-swiglu": (
+        "Dinov2WithRegistersForImageClassification",
+        WITH_REGISTERS,
+        SEVEN | SWIGLU | dict(num_register_tokens=3, layer_norm_eps=1e-3),
+        "logits",
+    ),
     "siglip-tower": ("SiglipVisionModel", "SiglipVisionConfig", {}, "pooler_output"),
     "siglip-tower-erf": (
         "SiglipVisionModel",
@@ -527,6 +553,17 @@ def test_classifier_of_siglip(transformers, torch, tmp_path, record_property):
     )
 
 
+def test_dino_of_huggingface(transformers, torch, tmp_path, record_property):
+    """A ViT without a head and a pooler, as facebook/dino-vits16."""
+    config = transformers.ViTConfig(**TINY)
+    model = perturb(torch, transformers.ViTModel(config, add_pooling_layer=False))
+    images = images_of(32)
+    expected = exactly(torch, model, images, lambda found: found.last_hidden_state[:, 0])
+    model.save_pretrained(tmp_path / "hub")
+    found = assert_reads(tmp_path / "hub", images, expected, record_property)
+    assert (found.pool, found.num_classes, found.pre_logits) == ("tok", 0, 0)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_and_shards(transformers, torch, tmp_path, record_property, dtype):
     model = hf_model(torch, transformers, "ViTForImageClassification", "ViTConfig", SEVEN).to(
@@ -560,8 +597,6 @@ HF_UNKNOWN = {
         "hidden_act",
     ),
     "pooler": ("ViTModel", "ViTConfig", dict(pooler_act="relu"), "pooler_act"),
-    "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", dict(decoder_num_attention_heads=4), ""),
-    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", SEVEN, ""),
     "beit": ("BeitForImageClassification", "BeitConfig", SEVEN, ""),
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", {}, ""),
 }
@@ -615,10 +650,19 @@ TO_TIMM = TO_BOTH | {
     "unpooled": dict(pool="unpooled"),
     "layer-scale": dict(layer_scale=0.1, gelu="erf"),
     "distilled-layer-scale": dict(layer_scale=0.1, distilled=True),
+    "swiglu": dict(mlp="swiglu", gelu="erf"),
+    "swiglu-reg": dict(mlp="swiglu", gelu="erf", layer_scale=0.1, registers=4, num_classes=0),
 }
+DINOV2 = dict(layer_scale=0.1, gelu="erf", mlp_dim=96, num_classes=0)
 TO_HF = TO_BOTH | {
     "eps": dict(ln_eps=1e-4),
     "pre_logits": dict(pre_logits=20, num_classes=0),
+    "dinov2": DINOV2,
+    "dinov2-border": DINOV2 | dict(image_size=35, ln_eps=1e-4, gelu="tanh"),
+    "dinov2-classes": DINOV2 | dict(pool="tok_gap", num_classes=7, posemb="sincos2d"),
+    "dinov2-registers": DINOV2 | dict(registers=4, interpolation="bicubic", crop=0.8),
+    "dinov2-registers-swiglu-classes": DINOV2
+    | dict(mlp="swiglu", pool="tok_gap", num_classes=7, registers=1),
 }
 
 
@@ -644,7 +688,9 @@ def export(model, params: dict, tmp_path, target: str) -> None:
     there = str(tmp_path / "there")
     assert convert.main([str(tmp_path / "ours"), there, f"--format={target}"]) == 0
     found = pretrained.read(there)
-    fields = create.fields(model)
+    fields = create.fields(model) | dict(pixels_of=dict(timm="timm", hf="transformers")[target])
+    if target == "timm" and model.crop is None:
+        fields["resize"] = "squash"  # the same, without a crop
     if model.posemb != "learn":
         fields["posemb"] = "learn"  # its rows are learned now
     assert create.fields(create.create(**found.fields)) == fields
@@ -674,10 +720,20 @@ def test_timm_opens_ours(timm, torch, tmp_path, record_property, case):
     assert tuple(theirs.pretrained_cfg.get("label_names") or ()) == names
 
 
+def as_huggingface(params: dict, registers: int) -> dict:
+    """Register tokens have no position there: what they had is added to them."""
+    if not registers:
+        return params
+    rows = params[POSEMB].copy()
+    own = rows[:, 1 : 1 + registers].copy()
+    rows[:, 1 : 1 + registers] = 0
+    return params | {"reg": params["reg"] + own, POSEMB: rows}
+
+
 @pytest.mark.parametrize("case", TO_HF)
 def test_transformers_opens_ours(transformers, torch, tmp_path, record_property, case):
     model, params, names = make_ours(tmp_path / "ours", TO_HF[case])
-    export(model, params, tmp_path, "hf")
+    export(model, as_huggingface(params, model.registers), tmp_path, "hf")
     headless = not model.num_classes
     auto = transformers.AutoModel if headless else transformers.AutoModelForImageClassification
     theirs, info = auto.from_pretrained(tmp_path / "there", output_loading_info=True)

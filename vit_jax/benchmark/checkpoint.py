@@ -41,7 +41,7 @@ def measure(
     """Seconds that each save blocks training, that it takes until it is complete, and that
     restoring it takes; bytes of the state.
     """
-    state = states.fresh_state(config, experiment.model, experiment.tx, experiment.abstract_state)
+    state = states.fresh_state(experiment)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     abstract = states.as_dict(experiment.abstract_state)
     blocking = []

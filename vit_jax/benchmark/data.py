@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from vit_jax import config as configs
 from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
@@ -26,13 +27,13 @@ from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
+from vit_jax.train import teacher as teachers
 
 SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 # As on a store, images are read some thousands ahead: measurements must be longer.
 DISTANT_WARMUP = 4 * pipeline.READ_AT_ONCE_DISTANT
 DISTANT_IMAGES = 16 * pipeline.READ_AT_ONCE_DISTANT
 WARMUP = 4  # batches that are not counted: files are cached and threads started
-BATCH_KEYS = ("image", "label", "mask", "seed")
 
 
 def core_seconds() -> float:
@@ -63,17 +64,17 @@ def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, flo
 
 def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
     """The pipeline cut off after each of its stages; the others are replaced by a constant."""
-    blank = tf.zeros([*host.size, 3], tf.uint8)
+    blank = {name: tf.zeros(shape, tf.uint8) for name, shape in host.shapes.items()}
 
     def until(stage: Callable) -> pipeline.Pipeline:
-        def image(encoded, seed, rotates):
+        def pixels(encoded, seed, rotates):
             with tf.control_dependencies([stage(encoded, seed, rotates)]):
-                return tf.identity(blank)
+                return tf.nest.map_structure(tf.identity, blank)
 
-        return dataclasses.replace(host, image=image)
+        return dataclasses.replace(host, pixels=pixels)
 
     found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
-    if config.data.crop in images.BOXES:
+    if not configs.has_views(config) and config.data.crop in images.BOXES:
         box = images.window(config.data, config.image_size)
         found["decode and crop"] = until(
             lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)
@@ -139,8 +140,7 @@ def device_rows(config, host: pipeline.Pipeline, args) -> list[dict]:
 
 def host_batch(batches: Iterator) -> dict[str, np.ndarray]:
     """The arrays of the next batch that go to the devices."""
-    batch = next(batches)
-    return {key: batch[key] for key in BATCH_KEYS}
+    return to_device.for_device(next(batches))
 
 
 def bytes_per_image(batch: dict[str, np.ndarray], size: int) -> float:
@@ -160,9 +160,12 @@ def chips_of(topology: str) -> tuple[str, int]:
     return f"TPU {chip}", math.prod(map(int, sizes.split("x")))
 
 
-def pod_rows(config, num_classes: int, core_ms: float, kind: str, count: int, args) -> list[dict]:
+def pod_rows(config, facts, core_ms: float, kind: str, count: int, args) -> list[dict]:
     """The images/s that `count` chips of a `kind` process, and the host cores that they need."""
-    flops = 3 * experiment.make_model(config, num_classes).flops
+    mesh = meshes.make_mesh(config.mesh)
+    teacher = teachers.declared(config, facts.num_classes)
+    built = experiment.Experiment.build(config, facts, mesh, teacher=teacher)
+    flops = built.objective.train_flops
     speed = count * hardware.PEAK_FLOPS[kind] * args.mfu / flops
     return [
         row(f"{args.topology} at {args.mfu:.0%} MFU takes", "images/s", [speed]),
@@ -219,7 +222,7 @@ def commands(config, args) -> dict[str, list[str]]:
         raise UserError(
             "--peer is missing: name the folder of the checkout of big_vision, --peer=DIR"
         )
-    if data.crop != "inception" or data.three_augment or not data.data_dir:
+    if data.get("crop") != "inception" or data.three_augment or not data.data_dir:
         raise UserError(
             "--against=big_vision measures inception crops of TFDS data: set data.crop=inception, "
             "data.three_augment=False and data.data_dir"
@@ -318,8 +321,8 @@ def run(config, args):
     store = None
     if args.alone and args.latency_ms:
         store = simulated_store.simulate(args.latency_ms / 1e3, args.connections)
-    source = sources.open_training(config.data, config.user)
-    catalog.found(config, source)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
+    facts = catalog.found(config, source)
     host = pipeline.train_pipeline(config, source, np.arange(config.data.batch_size), 2**31)
     if store:
         return at_distance(config, host, store, args)
@@ -332,7 +335,7 @@ def run(config, args):
     if pod:
         medians = {(r["name"], r["unit"]): r["median"] for r in rows}
         core_ms = medians["host: all", "core-ms/image"]
-        rows += pod_rows(config, source.num_classes, core_ms, *pod, args)
+        rows += pod_rows(config, facts, core_ms, *pod, args)
     if contenders:
         rows += against_rows(contenders, args)
     return rows

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.benchmark.rows import row
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
@@ -59,7 +60,7 @@ def product_flops(runs: int) -> list[float]:
 def random_batch(abstract: dict, num_classes: int) -> dict:
     """Random pixels and labels in the shapes of a training batch."""
     rng = np.random.default_rng(0)
-    highest = dict(image=256, label=num_classes, seed=2**31 - 1)
+    highest = dict(image=256, local=256, label=max(num_classes, 1), seed=2**31 - 1)
 
     def draw(name, x):
         values = np.ones(x.shape) if name == "mask" else rng.integers(0, highest[name], x.shape)
@@ -78,9 +79,7 @@ def measure(config, args, product: float) -> list[dict]:
             experiment.train_step.lower, experiment.abstract_state, experiment.abstract_batch
         )
         compiled, compiling = timed(lowered.compile)
-        state = states.fresh_state(
-            config, experiment.model, experiment.tx, experiment.abstract_state
-        )
+        state = states.fresh_state(experiment)
         batch = random_batch(experiment.abstract_batch, experiment.model.num_classes)
 
         def update():
@@ -92,11 +91,15 @@ def measure(config, args, product: float) -> list[dict]:
 
         @jax.jit
         def infer(params, image):
+            params = experiment.objective.of_model(params)
             return experiment.model.apply({"params": params}, experiment.model.normalize(image))
 
-        call = lambda: infer(state.params, batch["image"])  # noqa: E731
+        image = batch["image"]
+        if configs.has_views(config):
+            image = image[:, 0]
+        call = lambda: infer(state.params, image)  # noqa: E731
         inference = seconds_per_call(call, args.steps, args.runs)
-    flops = 3 * size * experiment.model.flops / experiment.num_chips
+    flops = size * experiment.objective.train_flops / experiment.num_chips
     peaks = {
         "the data sheet's peak": hardware.peak_flops(jax.devices()[0].device_kind),
         "the peak in products": product,

@@ -2,7 +2,6 @@
 
 from vit_jax.config.defaults import (
     KEYS,
-    MODEL,
     as_tuple,
     defaults,
     eval_defaults,
@@ -25,6 +24,8 @@ from vit_jax.config.load import (
     override,
     to_json,
 )
+from vit_jax.config.model import MODEL
+from vit_jax.config.objectives import has_views, uses_labels
 from vit_jax.config.overrides import check_key, check_value, read_overrides
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "flatten",
     "from_values",
     "generic",
+    "has_views",
     "import_file",
     "is_own",
     "known_keys",
@@ -51,5 +53,6 @@ __all__ = [
     "read_overrides",
     "shapes_state",
     "to_json",
+    "uses_labels",
     "vtab_defaults",
 ]

@@ -1,5 +1,6 @@
 """Every key of a config, once: its default, what it means, which values it may have, when it
-counts, and what depends on it (the fields of `Key`). All else about keys is derived from here.
+counts, and what depends on it (the fields of `Key`). All else about keys is derived from here. The
+keys of the model are in model.py, those of each objective in objectives.py.
 
     name=key(default, meaning, choices, within=(smallest, largest), only_if={key: values}, ...)
 
@@ -13,25 +14,22 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
-from vit_jax.config.key import LARGEST, FreeKey, Key, together
+from vit_jax.config import objectives
+from vit_jax.config.key import DROP, DTYPES, LARGEST, FreeKey, Key, together
+from vit_jax.config.model import MODEL
 
 key = Key  # in lower case, as it is written for every key below
-DTYPES = ("float32", "bfloat16")
 BELOW_1 = (0.0, 1.0 - 1e-9)
-DROP = (0.0, 0.999)
 SHARE = (0.0, 1.0)
 POSITIVE = (1e-12, 1e6)
 COUNT = (1, LARGEST)
-DEPTH = (0, 4096)
-WIDTH = (0, 2**20)
-CLASSES = (0, 10**8)
 SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 
 BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
 ADAM = {"optim.name": ("adam", "lamb")}
-SGD = {"optim.name": ("sgd",)}
-MOMENTUM = {"optim.name": ("sgd", "adafactor")}
+SGD = {"optim.name": ("sgd", "lars")}
+MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
 STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
@@ -64,6 +62,8 @@ RUN = dict(
     init_allow=key("", "parameters that init_from may lack or not use, a regular expression; "
                    "'': none"),
     accum_steps=key(1, "microbatches per update", within=COUNT, resume=True),
+    objective=key("classify", "what is optimized", objectives.KINDS, vtab=False,
+                  own=("model", "total_steps")),
     loss=key("softmax_xent", "classification loss", {
         "softmax_xent": "softmax cross-entropy",
         "sigmoid_xent": "binary cross-entropy, summed over classes",
@@ -73,72 +73,15 @@ RUN = dict(
     cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
+    pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
+                       "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
+                       vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "
                        "which the run ends; 0: off", vtab=False),
     max_skipped=key(10, "updates skipped in a row, because loss or gradients are not finite, that "
                     "end the run", within=COUNT, resume=True),
-)
-
-OF_WEIGHTS = together(of_weights=True, keys=dict(
-    variant=key("B/16", "size and patch size, with a ResNet stem as in R50+B/16",
-                own=("num_classes", "image_size")),
-    width=key(0, "embedding width; 0: the variant's", within=WIDTH),
-    depth=key(0, "encoder blocks; 0: the variant's", within=DEPTH),
-    mlp_dim=key(0, "width of the MLP; 0: the variant's", within=WIDTH),
-    num_heads=key(0, "attention heads; 0: the variant's", within=WIDTH),
-    pool=key("tok", "what the head reads", {
-        "tok": "class token", "gap": "mean of the patch tokens", "map": "attention pooling"}),
-    class_token=key(False, "have a class token even if `pool` does not read it", like_weights=True),
-    distilled=key(False, "DeiT's distillation token and second head", like_weights=True),
-    registers=key(0, "further tokens that no head reads", within=WIDTH, like_weights=True),
-    posemb=key("learn", "position embedding", {
-        "learn": "one row per token", "learn2d": "by row and column", "relative": "by distance",
-        "sincos2d": "fixed sin-cos", "none": ""}, like_weights=True),
-    posemb_at=key("stem", "where it is added", {
-        "stem": "once, before the encoder", "every": "each block has its own",
-        "shared": "each block adds the same"},
-        only_if={"model.posemb": ("learn", "learn2d")}, like_weights=True),
-    fc_norm=key(False, "the final LayerNorm comes after the pooling"),
-    gelu=key("tanh", "form of GELU", {
-        "tanh": "the approximation of the published code",
-        "erf": "exact, as in timm (1.0.31) and Hugging Face"}, like_weights=True),
-    ln_eps=key(1e-6, "epsilon of LayerNorm", like_weights=True),
-    mean=key((0.5, 0.5, 0.5), "of the pixels, 0 to 1, as the model expects", like_weights=True),
-    std=key((0.5, 0.5, 0.5), "standard deviation of the pixels", like_weights=True),
-    layer_scale=key(0.0, "initial value of LayerScale, a learned factor per channel of each "
-                    "residual branch; 0: none"),
-))
-
-MODEL = OF_WEIGHTS | dict(
-    num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
-    pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
-    head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
-    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
-)
-MODEL = together(state=True, keys=MODEL) | dict(
-    dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
-                within=DROP, train_only=True),
-    droppath=key(0.0, "stochastic depth of the last block", within=DROP, train_only=True),
-    droppath_shape=key("linear", "stochastic depth by block", {
-        "linear": "from 0 in the first block", "constant": "the same in all"}, train_only=True),
-    scan=key(False, "one compiled block for all layers: compiles faster. With adafactor it can't "
-             "change on resume", resume=True),
-    remat=key("none", "what is saved for the backward pass; the rest is computed again", {
-        "none": "the compiler decides", "names": "the results in remat_names",
-        "dots": "results of matrix products with parameters", "full": "only the input of a block"},
-        resume=True, train_only=True),
-    remat_names=key(("query", "key", "value", "attended", "hidden"), "the "
-                    "results that are saved: the three projections, attention before its output "
-                    "projection, the first layer of the MLP",
-                    only_if={"model.remat": ("names",)}, resume=True, train_only=True),
-    dtype=key("float32", "of activations and matrix products", DTYPES),
-    softmax_dtype=key("float32", "of the softmax in attention", DTYPES),
-    attention=key("auto", "how attention is computed", {
-        "auto": "by tokens, platform and dtype",
-        "einsum": "memory grows with the square of the tokens",
-        "splash": "TPU", "cudnn": "NVIDIA", "blockwise": "any platform"}),
 )
 
 DATA = dict(
@@ -155,6 +98,8 @@ DATA = dict(
                       "class's images to the power of 1 - this; 0: the data as they are, 1: all "
                       "classes equally often", within=SHARE, vtab=False),
     num_examples=key(0, "in the split; 0: ask the data", vtab=False),
+    unlabelled=key(False, "read images alone, for an objective of your own that uses no labels",
+                   state=True, vtab=False),
     batch_size=key(1024, "global, all devices together", within=COUNT),
     repeats=key(1, "repeated augmentation: copies of each image in a batch, each augmented anew",
                 within=(1, 64), vtab=False),
@@ -163,21 +108,25 @@ DATA = dict(
         "torchvision": "the same, drawn as by torchvision's RandomResizedCrop",
         "random": "a share of each side",
         "simple": "resize the shorter side, reflect the border, crop",
-        "resize": "the whole image"}),
+        "resize": "the whole image"}, only_if=objectives.ONE_CROP),
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
-    method=key("bilinear", "of resizing", METHODS, vtab=False),
+    method=key("bilinear", "of resizing", METHODS, only_if=objectives.ONE_CROP, vtab=False),
     area_min=key(0.05, "smallest share of the image in a crop of random area", within=(1e-6, 1.0),
                  only_if=BOX, vtab=False),
     flip=key(True, "flip with probability 0.5"),
-    randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4)),
+    views=objectives.VIEWS,
+    randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4),
+                       only_if=objectives.ONE_CROP),
     randaug_magnitude=key(10.0, "their strength", within=(0.0, 30.0), only_if=RANDAUGMENT),
-    three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter"),
+    three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter",
+                      only_if=objectives.ONE_CROP),
     color_jitter=key(0.3, "largest relative change of brightness, contrast and saturation",
                      within=SHARE, only_if={"data.three_augment": (True,)}),
-    erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE),
+    erase=key(0.0, "probability that a rectangle is filled with noise", within=SHARE,
+              only_if=objectives.ONE_CROP),
     augment=key((), "augmentations of your own, MODULE:FUNCTION, in this order",
-                own=("image", "label", "key")),
+                own=("image", "label", "key"), only_if=objectives.ONE_CROP),
     exif_rotation=key(True, "images of folders, tars and CSV files are turned upright as their "
                       "EXIF says, also at evaluation; those of TFDS never are, as in the published "
                       "pipelines", vtab=False),
@@ -191,7 +140,7 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb"), state=True,
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars"), state=True,
              own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "
@@ -214,6 +163,8 @@ OPTIM = dict(
     stairs_after=key(False, "lr changes one update later, as in TensorFlow 1's piecewise_constant",
                      only_if=STAIR),
     wd=key(0.0, "decoupled weight decay"),
+    wd_end=key(0.0, "weight decay at the end, reached by half a cosine; 0: that of the start",
+               state=True),
     wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
                     "schedule only (big_vision)",
                     only_if={"optim.name": ("adam", "sgd", "adafactor")}),
@@ -315,20 +266,14 @@ VTAB = dict(
     score=key("mean", "of these runs", ("mean", "median")),
     max_test_examples=key(0, "of each test split; 0: all"),
 )
+
+ALWAYS = RUN | objectives.GROUPS | dict(
+    model=MODEL, data=DATA, optim=OPTIM, mesh=MESH, checkpoint=CHECKPOINT, spikes=SPIKES,
+    profile=PROFILE)
 # fmt: on
 
 # Every key below `config.user`.
 USER = FreeKey(None, "for parts of the user's own")
-
-ALWAYS = RUN | dict(
-    model=MODEL,
-    data=DATA,
-    optim=OPTIM,
-    mesh=MESH,
-    checkpoint=CHECKPOINT,
-    spikes=SPIKES,
-    profile=PROFILE,
-)
 
 
 def values(keys: Mapping) -> dict:

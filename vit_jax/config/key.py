@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 
 LARGEST = 2**31 - 1
+DROP = (0.0, 0.999)  # range of rates
+DTYPES = ("float32", "bfloat16")
 OWN = re.compile(r"([^\W\d]\w*)(\.[^\W\d]\w*)*:[^\W\d]\w*")
 # What stands before the colon in names of data sets: folder:PATH, and TFDS's huggingface:NAME.
 NO_MODULES = ("folder", "tars", "csv", "vtab", "huggingface")

@@ -12,7 +12,6 @@ import ml_collections
 
 from vit_jax.config import own_parts
 from vit_jax.config.defaults import (
-    OF_WEIGHTS,
     defaults,
     eval_defaults,
     find,
@@ -20,6 +19,7 @@ from vit_jax.config.defaults import (
     vtab_defaults,
 )
 from vit_jax.config.key import is_own
+from vit_jax.config.model import OF_WEIGHTS
 from vit_jax.config.overrides import (
     COMMAND_LINE,
     add_own_key,
@@ -30,6 +30,7 @@ from vit_jax.config.overrides import (
 from vit_jax.config.rules import check_whole
 from vit_jax.errors import UserError
 
+NO_EVALS = "--config.evals={}"  # leaves out the evaluations of the file
 PACKAGE = pathlib.Path(__file__).parent.parent
 
 
@@ -125,11 +126,24 @@ def selector_of(name: str) -> tuple[str, tuple] | None:
     return None
 
 
+def excluded_by(name: str, flat: Mapping) -> tuple[str, tuple] | None:
+    """(the key whose value leaves this one without effect, the values with which it has one), or
+    None. A part of the user's own may read the keys of all branches.
+    """
+    branch = selector_of(name)
+    if not branch:
+        return None
+    selector, values = branch
+    chosen = flat[selector]
+    if chosen in values or (find(selector).choices and is_own(chosen)):
+        return excluded_by(selector, flat)
+    return branch
+
+
 def drop_branches(
     config: ml_collections.ConfigDict, in_file: Mapping, given: Mapping, given_where: str
 ) -> None:
-    """Removes the keys of branches that are not chosen; one that was given is a UserError. A part
-    of the user's own may read the keys of all branches.
+    """Removes the keys of branches that are not chosen; one that was given is a UserError.
 
     Values that a file gives for its own choice are dropped when an override chooses another.
 
@@ -138,10 +152,8 @@ def drop_branches(
     """
     flat = dict(flatten(config))
     for name in flat:
-        branch = selector_of(name)
-        if not branch or flat[branch[0]] in branch[1]:
-            continue
-        if find(branch[0]).choices and is_own(flat[branch[0]]):
+        branch = excluded_by(name, flat)
+        if not branch:
             continue
         selector, values = branch
         if name in given or (name in in_file and selector not in given):
@@ -180,8 +192,17 @@ def from_values(
     values: Mapping[str, object], arguments: list[str] = ()
 ) -> ml_collections.ConfigDict:
     """`load` with flat values in place of a file."""
-    on_line = read_overrides(assemble(values), list(arguments))
+    arguments = list(arguments)
+    if NO_EVALS in arguments:
+        values = without_evals(values)
+        arguments = [argument for argument in arguments if argument != NO_EVALS]
+    on_line = read_overrides(assemble(values), arguments)
     return override(dict(values), on_line, COMMAND_LINE)
+
+
+def without_evals(values: Mapping[str, object]) -> dict[str, object]:
+    """Flat values without the evaluations."""
+    return {name: value for name, value in values.items() if not name.startswith("evals.")}
 
 
 def load_in_python(config, overrides) -> ml_collections.ConfigDict:
@@ -193,6 +214,8 @@ def load_in_python(config, overrides) -> ml_collections.ConfigDict:
         must_be_dict(config, "a config", "FILE.py[:ARG], or a dict")
         values = read_config(set_values(config), "in the config")
     must_be_dict(overrides, "overrides", "a dict")
+    if overrides.get("evals") == {}:
+        values = without_evals(values)
     where = "in the overrides"
     result = override(values, check_values(overrides, where), where)
     if is_file:

@@ -5,7 +5,9 @@ import re
 
 import ml_collections
 
+from vit_jax.config.defaults import KEYS, flatten
 from vit_jax.config.key import is_own
+from vit_jax.config.objectives import OF_LABELS, has_views, uses_labels
 from vit_jax.errors import UserError
 
 
@@ -20,11 +22,18 @@ def check_pattern(key: str, pattern: str) -> None:
 
 
 def check_optim(optim: ml_collections.ConfigDict) -> None:
-    """Patterns are regular expressions, and a stair schedule has stairs in ascending order."""
+    """Patterns are regular expressions, lars has one weight decay, and a stair schedule has stairs
+    in ascending order.
+    """
     check_pattern("optim.frozen", optim.frozen)
     for key in ("lr_mults", "wd_mults"):
         for pattern, _ in optim[key]:
             check_pattern(f"optim.{key}", pattern)
+    if optim.name == "lars" and optim.wd_end:
+        raise UserError(
+            f"config key optim.wd_end={optim.wd_end} has no effect with optim.name=lars, whose "
+            "weight decay is constant: set it to 0"
+        )
     if optim.schedule == "stair":
         steps = [step for step, _ in optim.stairs]
         if not steps or steps[0] < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
@@ -71,6 +80,17 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_views(views: ml_collections.ConfigDict) -> None:
+    """The areas of crops are ranges."""
+    for name in ("global_area", "local_area"):
+        area = views[name]
+        if len(area) != 2 or area[0] > area[1]:
+            raise UserError(
+                f"config key data.views.{name}={area} must be the smallest and the largest share "
+                "of an image, such as (0.32, 1.0): correct it"
+            )
+
+
 def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     """The metrics NAME/KEY of evaluations by which checkpoints can be ranked."""
     names = []
@@ -84,9 +104,25 @@ def metrics_of(evals: ml_collections.ConfigDict) -> list[str]:
     return names
 
 
+def check_without_labels(objective: str, name: str, entry: ml_collections.ConfigDict) -> None:
+    """The evaluation `evals.NAME` needs nothing that a run without labels does not have."""
+    if entry.type == "classification":
+        raise UserError(
+            f"config key evals.{name}.type=classification needs a head, but objective={objective} "
+            "trains without labels: choose knn, linear_probe or fewshot"
+        )
+    if entry.data.rest:
+        raise UserError(
+            f"config key evals.{name}.data.rest=True needs the labels of the training data, which "
+            f"objective={objective} does not read: choose a part by slices, such as train[90%:]"
+        )
+
+
 def check_evals(config: ml_collections.ConfigDict) -> None:
     """Every evaluation has a data set, and checkpoints are ranked by a metric that is measured."""
     for name, entry in config.evals.items():
+        if not uses_labels(config):
+            check_without_labels(config.objective, name, entry)
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
                 f"config key evals.{name}.data.name is empty: name its data set, for training has "
@@ -134,6 +170,26 @@ def check_model(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_objective(config: ml_collections.ConfigDict) -> None:
+    """Only an objective of the user's own is told whether it uses labels, and without labels no key
+    is about them, their loss or a head.
+    """
+    if config.data.unlabelled and not is_own(config.objective):
+        raise UserError(
+            f"config key data.unlabelled=True is for an objective of your own, but objective="
+            f"{config.objective} decides itself: leave it out"
+        )
+    if uses_labels(config):
+        return
+    values = dict(flatten(config))
+    for name in OF_LABELS:
+        if values[name] != KEYS[name].default:
+            raise UserError(
+                f"config key {name}={values[name]} has no effect with objective="
+                f"{config.objective}, which uses no labels: leave it out"
+            )
+
+
 def check_spikes(config: ml_collections.ConfigDict) -> None:
     """A spike is above the median, and there are checkpoints to go back to."""
     factor = config.spikes.factor
@@ -172,7 +228,10 @@ def check_whole(config: ml_collections.ConfigDict) -> None:
             "leave it empty"
         )
     check_model(config)
+    check_objective(config)
     check_data(config.data)
+    if has_views(config):
+        check_views(config.data.views)
     check_evals(config)
     check_optim(config.optim)
     check_spikes(config)

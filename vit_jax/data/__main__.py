@@ -48,6 +48,11 @@ def add_arguments(parser, part: str) -> None:
         parser.add_argument(
             "--out", metavar="DIR", default="data_check", help="folder of the contact sheets"
         )
+        parser.add_argument(
+            "--unlabelled",
+            action="store_true",
+            help="with FOLDER: its images are for training without labels, and need no classes",
+        )
         parser.add_argument("--scan", action="store_true", help="with --config: decode every image")
     if part == "prepare":
         parser.add_argument(

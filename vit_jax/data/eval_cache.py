@@ -3,9 +3,9 @@
 Stands between pipeline.py and to_device.py.
 """
 
-import math
 from collections.abc import Callable, Iterator
 
+from vit_jax.data import shapes
 from vit_jax.data.pipeline import Pipeline
 
 
@@ -19,7 +19,7 @@ class EvalCache:
         """f() that yields the batches of a pipeline from the start; those that don't fit are read
         and decoded again each time.
         """
-        size = host.steps * host.rows * (3 * math.prod(host.size) + 32)
+        size = host.steps * host.rows * (shapes.num_bytes(host.shapes) + 32)
         if size > self.bytes_left:
             return host.batches
         self.bytes_left -= size

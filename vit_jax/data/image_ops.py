@@ -4,6 +4,9 @@ They give the pixels of big_vision and vision_transformer. The result has the dt
 uint8 stays uint8.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import tensorflow as tf
 
 from vit_jax.data.pillow import MAX_RESIZED
@@ -112,25 +115,32 @@ def inception_box(shape, seed, area):
 
 
 def torchvision_box(shape, seed, area_min: float):
-    """(y, x, height, width), int32 [4], of a crop drawn as by torchvision's RandomResizedCrop.
+    """(y, x, height, width), int32 [4], of a crop drawn as by torchvision's RandomResizedCrop."""
+    return torchvision_boxes(shape, seed, [(area_min, 1.0)])[0]
 
-    Its share of the area is uniform in [area_min, 1], and the logarithm of its aspect ratio in
-    [log 3/4, log 4/3]. The first of ten such sizes that fits is used. If none does, it is the
-    largest central window with an aspect ratio in this range.
+
+def torchvision_boxes(shape, seed, areas: Sequence[tuple[float, float]]):
+    """The same for several crops, int32 [crops, 4].
+
+    The share of the area is uniform between the two numbers in `areas`, and the logarithm of the
+    aspect ratio in [log 3/4, log 4/3]. The first of ten such sizes that fits is used. If none does,
+    it is the largest central window with an aspect ratio in this range.
     """
     sides = tf.cast(shape[:2], tf.float64)  # float32 has not every pixel of the longest sides
-    draws = tf.random.stateless_uniform([TRIES + 1, 2], seed, dtype=tf.float64)
-    share, aspect = tf.unstack(draws[1:], axis=1)
-    root = tf.sqrt((area_min + (1 - area_min) * share) * tf.reduce_prod(sides))
+    draws = tf.random.stateless_uniform([len(areas), TRIES + 1, 2], seed, dtype=tf.float64)
+    share, aspect = tf.unstack(draws[:, 1:], axis=2)
+    smallest, largest = np.asarray(areas, np.float64).T[..., None]
+    root = tf.sqrt((smallest + (largest - smallest) * share) * tf.reduce_prod(sides))
     stretch = LARGEST_ASPECT ** (aspect - 0.5)  # the root of width / height
-    tried = tf.round(tf.stack([root / stretch, root * stretch], axis=1))
-    fits = tf.reduce_all((tried > 0) & (tried <= sides), axis=1)
-    found = tf.reduce_any(fits)
+    tried = tf.round(tf.stack([root / stretch, root * stretch], axis=2))
+    fits = tf.reduce_all((tried > 0) & (tried <= sides), axis=2)
+    found = tf.reduce_any(fits, axis=1, keepdims=True)
     central = tf.minimum(sides, tf.round(sides[::-1] * LARGEST_ASPECT))
-    size = tf.where(found, tried[tf.argmax(tf.cast(fits, tf.int32))], central)
+    first = tf.gather(tried, tf.argmax(tf.cast(fits, tf.int32), axis=1), batch_dims=1)
+    size = tf.where(found, first, central)
     free = sides - size
-    corner = tf.where(found, tf.floor(draws[0] * (free + 1)), tf.floor(free / 2))
-    return tf.cast(tf.concat([corner, size], axis=0), tf.int32)
+    corner = tf.where(found, tf.floor(draws[:, 0] * (free + 1)), tf.floor(free / 2))
+    return tf.cast(tf.concat([corner, size], axis=1), tf.int32)
 
 
 def inception_crop(image, size, seed, area=(0.05, 1.0), antialias=False):

@@ -227,6 +227,15 @@ def resizing(method: str) -> dict:
     return dict(method=method, antialias=method == "bicubic")
 
 
+def alone(prepare: Callable) -> Callable:
+    """f(encoded, seed, rotates) -> dict of `image`, what `prepare` makes of them."""
+
+    def prepared(encoded, seed, rotates=False) -> dict:
+        return dict(image=prepare(encoded, seed, rotates))
+
+    return prepared
+
+
 def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
     """f(encoded, seed int32 [2], rotates) -> uint8 [size, size, 3] by `data.crop` and
     `data.method`; `most`: pixels of the largest image; `rotates`: see `decode`.

@@ -2,7 +2,7 @@
 
 They are a pure function of (config, seed, step): the position is the step, and there is no other
 state but the list of what a run has left out (left_out.py). order.py says which examples a batch
-has, images.py decodes them, to_device.py takes over the batches.
+has, images.py and views.py decode and crop them, to_device.py takes over the batches.
 """
 
 import dataclasses
@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from vit_jax import config as configs
 from vit_jax.cli.regular import NotRegular
-from vit_jax.data import image_ops, images, order
+from vit_jax.data import image_ops, images, order, shapes, views
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.read_ahead import ReadAhead
+from vit_jax.data.shapes import Shapes
 from vit_jax.data.skipped import Skipped, short_reason
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
@@ -47,8 +49,9 @@ class Pipeline:
     """The rows of every global batch that this process feeds.
 
     A batch is a dict of
-      image: uint8 [rows, H, W, 3];
-      label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1;
+      image: uint8 [rows, H, W, 3], or as `shapes` says, as well as other images that it names;
+      label: int32 [rows], or [rows, set_size] if an image may have several, padded with -1; 0 if
+        the source has no classes;
       mask: float32 [rows], 0 for padding and for examples that failed and are skipped;
       id: int64 [rows], the index of the example in the source;
       seed: int32 [rows, 2], of every random choice about the example.
@@ -58,8 +61,8 @@ class Pipeline:
 
     source: Source
     items: Callable  # f(batch number) -> index, seed and mask of each row; see order.py
-    image: Callable  # f(encoded, seed, rotates) -> uint8 [H, W, 3]; see images.py
-    size: tuple[int, int]  # H, W
+    pixels: Callable  # f(encoded, seed, rotates) -> uint8 images by name; see images.py, views.py
+    shapes: Shapes  # theirs
     rows: int
     steps: int
     on_corrupt: str
@@ -102,6 +105,12 @@ class Pipeline:
             self.unreadable[i] = f"{type(error).__name__}: {one_line(error)}"
             return b""
 
+    def require_class(self, label):
+        """An operation that fails if a label is not a class."""
+        lowest = -1 if self.source.set_size else 0
+        in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
+        return image_ops.require(in_range, "the label is not a class:", label)
+
     def label_shape(self) -> list[int]:
         return [self.source.set_size] if self.source.set_size else []
 
@@ -115,24 +124,22 @@ class Pipeline:
         with tf.control_dependencies([item["record"]]):
             start = tf.timestamp()
         encoded, label = self.source.parse(item["record"], item["index"])
-        lowest = -1 if self.source.set_size else 0
-        in_range = tf.reduce_all((label >= lowest) & (label < self.source.num_classes))
-        is_class = image_ops.require(in_range, "the label is not a class:", label)
+        is_class = self.require_class(label) if self.source.num_classes else label
         label = tf.ensure_shape(label, self.label_shape())
         rotates = self.exif_rotation and self.source.rotates(item["index"])
-        image = self.image(encoded, item["seed"], rotates)
-        image = tf.ensure_shape(image, [*self.size, 3])
-        with tf.control_dependencies([image, is_class]):
+        found = self.pixels(encoded, item["seed"], rotates)
+        found = {name: tf.ensure_shape(found[name], shape) for name, shape in self.shapes.items()}
+        with tf.control_dependencies([*found.values(), is_class]):
             seconds = tf.timestamp() - start
         rest = dict(mask=item["mask"], id=item["index"], seed=item["seed"], seconds=seconds)
-        return dict(image=image, label=label) | rest
+        return found | dict(label=label) | rest
 
     def blank(self, item: dict) -> dict:
         """Stands in for an example that failed."""
-        image = tf.zeros([*self.size, 3], tf.uint8)
+        black = {name: tf.zeros(shape, tf.uint8) for name, shape in self.shapes.items()}
         label = tf.zeros(self.label_shape(), tf.int32)
         rest = dict(id=item["index"], seed=item["seed"], seconds=tf.zeros([], tf.float64))
-        return dict(image=image, label=label, mask=tf.zeros([])) | rest
+        return black | dict(label=label, mask=tf.zeros([])) | rest
 
     def read_one(self, item: dict) -> dict:
         record = self.read({name: value[None] for name, value in item.items()})["record"]
@@ -274,6 +281,13 @@ def file_error(name: str, error: OSError) -> UserError:
     )
 
 
+def train_pixels(config, most: int) -> Callable:
+    """What training sees of an encoded image of up to `most` pixels: see `Pipeline.pixels`."""
+    if configs.has_views(config):
+        return views.train_views(config, most)
+    return images.alone(images.train_image(config.data, config.image_size, most))
+
+
 def train_pipeline(
     config, source: Source, rows: np.ndarray, total_steps: int, left_out: LeftOut | None = None
 ) -> Pipeline:
@@ -286,8 +300,8 @@ def train_pipeline(
     return Pipeline(
         source=source,
         items=items,
-        image=images.train_image(data, config.image_size, images.most_pixels(threads)),
-        size=(config.image_size, config.image_size),
+        pixels=train_pixels(config, images.most_pixels(threads)),
+        shapes=shapes.of_training(config),
         rows=len(rows),
         steps=total_steps,
         on_corrupt=data.on_corrupt,
@@ -321,8 +335,8 @@ def eval_pipeline(
     return Pipeline(
         source=source,
         items=order.eval_items(len(source), batch_size, rows),
-        image=images.eval_image(how, images.most_pixels(threads)),
-        size=size,
+        pixels=images.alone(images.eval_image(how, images.most_pixels(threads))),
+        shapes=shapes.of_one(size),
         rows=len(rows),
         steps=-(-len(source) // batch_size),
         on_corrupt=on_corrupt,

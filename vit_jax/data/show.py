@@ -2,6 +2,7 @@
 them.
 """
 
+import functools
 import json
 
 import jax
@@ -9,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 from etils import epath
 
-from vit_jax.data import images, order
-from vit_jax.data.augment.batch import FLIP, flips, keys
+from vit_jax import config as configs
+from vit_jax.data import images, order, shapes, views
+from vit_jax.data.augment import views as augment_views
+from vit_jax.data.augment.batch import FLIP, VIEWS, flips, keys
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import open as sources
 from vit_jax.errors import UserError, one_line, printable
@@ -18,11 +21,14 @@ from vit_jax.errors import UserError, one_line, printable
 LAST_STEP = 2**31 - 1
 
 
-def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list[int] | None]:
-    """(y, x, height, width) of the crop of every image; None for one that can't be read, if
-    data.on_corrupt is "skip".
+def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list | None]:
+    """(y, x, height, width) of the crop of every image, or a list of those of its views; None for
+    an image that can't be read, if data.on_corrupt is "skip".
     """
-    window = images.window(config.data, config.image_size)
+    if configs.has_views(config):
+        window = functools.partial(views.boxes, config.data.views)
+    else:
+        window = images.window(config.data, config.image_size)
 
     @tf.function
     def crop(record, index, seed):
@@ -31,7 +37,7 @@ def windows(config, source, indices: np.ndarray, seeds: np.ndarray) -> list[list
         with tf.control_dependencies([shape]):  # even if the window does not depend on it
             return tf.identity(window(shape, seed))
 
-    def crop_of(i: int, seed: np.ndarray) -> list[int] | None:
+    def crop_of(i: int, seed: np.ndarray) -> list | None:
         try:
             record = tf.constant(source.read([i])[0])
             box = crop(record, tf.constant(i, tf.int64), tf.constant(seed))
@@ -62,6 +68,19 @@ def read_left_out(workdir: str | None) -> LeftOut:
     return LeftOut.read(folder)
 
 
+def flipped(config, seeds: np.ndarray) -> list:
+    """Whether every image is flipped, or a list of that for its views."""
+    shape = [len(seeds)]
+    if configs.has_views(config):
+        shape.append(shapes.GLOBAL_VIEWS + config.data.views.local_count)
+    if not config.data.flip:
+        return np.zeros(shape, bool).tolist()
+    if len(shape) == 1:
+        return np.asarray(flips(keys(seeds, FLIP))).tolist()
+    chosen = augment_views.choose(keys(seeds, VIEWS), shape[1])
+    return np.asarray(chosen["flip"]).tolist()
+
+
 def step(config, source, number: int, left_out: LeftOut) -> dict:
     """Ids and random choices of the global batch of a step, the `number` of updates done before."""
     data = config.data
@@ -72,9 +91,6 @@ def step(config, source, number: int, left_out: LeftOut) -> dict:
     )
     found = items(tf.constant(number_of_batch, tf.int64))
     batch = {name: value.numpy() for name, value in found.items()}
-    flipped = np.zeros(len(rows), bool)
-    if data.flip:
-        flipped = np.asarray(flips(keys(batch["seed"], FLIP)))
     return dict(
         step=number,
         batch=number_of_batch,
@@ -83,7 +99,7 @@ def step(config, source, number: int, left_out: LeftOut) -> dict:
         ids=batch["index"].tolist(),
         seeds=batch["seed"].tolist(),
         crop=windows(config, source, batch["index"], batch["seed"]),
-        flip=flipped.tolist(),
+        flip=flipped(config, batch["seed"]),
         names=[source.describe(i) for i in batch["index"].tolist()],
     )
 
@@ -102,14 +118,23 @@ def run(config, args) -> dict:
         )
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use by another job
     left_out = read_left_out(args.workdir)
-    result = step(config, sources.open_training(config.data, config.user), args.step, left_out)
+    source = sources.open_training(config.data, config.user, configs.uses_labels(config))
+    result = step(config, source, args.step, left_out)
     print(
         f"step {result['step']}, batch {result['batch']}, epoch {result['epoch']}: id, seed, crop "
         "(y, x, height, width), flip, name"
     )
     columns = (result[name] for name in ("ids", "seeds", "crop", "flip", "names"))
-    for index, seed, crop, flip, name in zip(*columns, strict=True):
-        flip = "flip" if flip else ""
-        what = printable(name) if crop else f"{printable(name)}: can't be read"
-        print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {flip:4} {what}")
+    for index, seed, crops, flip, name in zip(*columns, strict=True):
+        what = printable(name) if crops else f"{printable(name)}: can't be read"
+        for crop, is_flipped in lines(crops, flip):
+            word = "flip" if is_flipped else ""
+            print(f"{index:>9} {json.dumps(seed):>26} {json.dumps(crop):>24} {word:4} {what}")
     return result
+
+
+def lines(crop, flip) -> list[tuple]:
+    """(crop, flip) of each line about an example: one, or one for each view."""
+    if not isinstance(flip, list):
+        return [(crop, flip)]
+    return list(zip(crop, flip, strict=True)) if crop else [(crop, False)]

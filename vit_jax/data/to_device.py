@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.data.shapes import Shapes
 from vit_jax.data.stage_times import StageTimes
 from vit_jax.distributed import sharding
 
@@ -31,10 +32,11 @@ def global_batch(batch: dict, mesh: Mesh, rows: np.ndarray, batch_size: int) -> 
     return {name: build(local) for name, local in batch.items()}
 
 
-def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int = 0) -> dict:
+def abstract_batch(mesh: Mesh, batch_size: int, shapes: Shapes, set_size: int = 0) -> dict:
     """Shapes, dtypes and shardings of a global batch of training.
 
     Args:
+      shapes: of an example's images.
       set_size: the most labels that an image may have, if it may have several.
     """
     placement = sharding.batch_sharding(mesh)
@@ -43,12 +45,16 @@ def abstract_batch(mesh: Mesh, batch_size: int, image_size: int, set_size: int =
     def abstract(shape, dtype):
         return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=placement)
 
-    return dict(
-        image=abstract((image_size, image_size, 3), np.uint8),
+    return {name: abstract(shape, np.uint8) for name, shape in shapes.items()} | dict(
         label=abstract(label_shape, np.int32),
         mask=abstract((), np.float32),
         seed=abstract((2,), np.int32),
     )
+
+
+def for_device(batch: dict) -> dict:
+    """A batch of the pipeline without what only the host needs."""
+    return {name: values for name, values in batch.items() if name != "id"}
 
 
 def to_device(
@@ -59,7 +65,7 @@ def to_device(
     prefetch: int,
     stages: StageTimes | None = None,
 ) -> Iterator[dict]:
-    """Yields global batches of `image`, `label`, `mask` and `seed`.
+    """Yields global batches of images, `label`, `mask` and `seed`.
 
     Args:
       batches: of this process, with `rows` of the global batch.
@@ -71,7 +77,7 @@ def to_device(
 
     def fill(count: int) -> None:
         for batch in itertools.islice(batches, count):
-            local = {name: batch[name] for name in ("image", "label", "mask", "seed")}
+            local = for_device(batch)
             with stages.time("transfer", len(rows)) if stages else contextlib.nullcontext():
                 ready.append(global_batch(local, mesh, rows, batch_size))
 

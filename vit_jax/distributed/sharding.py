@@ -23,6 +23,7 @@ RULES = {
     "kv": None,
     "layers": None,
     "classes": None,
+    "prototypes": "tensor",
 }
 
 # Logical axes of the parameters that tensor parallelism splits (arXiv 1909.08053 section 3), by the
@@ -31,9 +32,10 @@ TENSOR_PARALLEL = (
     (r"(query|key|value)/kernel", ("embed", "heads", "kv")),
     (r"(query|key|value)/bias", ("heads", "kv")),
     (r"out/kernel", ("heads", "kv", "embed")),
-    (r"Dense_0/kernel", ("embed", "mlp")),
-    (r"Dense_0/bias", ("mlp",)),
+    (r"(Dense_0|gate)/kernel", ("embed", "mlp")),
+    (r"(Dense_0|gate)/bias", ("mlp",)),
     (r"Dense_1/kernel", ("mlp", "embed")),
+    (r"prototypes/kernel", ("embed", "prototypes")),
 )
 
 # A shard along fsdp has a multiple of this many rows: with 5 or 20 of them (H/14 over 256 chips)
@@ -122,12 +124,12 @@ def leaf_spec(
 
     Tensor parallelism follows `TENSOR_PARALLEL`; fsdp then splits one more axis (`shard_rows`).
     With `zero` (ZeRO-1, arXiv 1910.02054 section 5.1) the optimizer state and the averaged
-    parameters are split over `data`, too.
+    parameters are split over `data`, too, but not a teacher, which every step needs whole.
     """
     axes: list = tensor_axes(name, shape, mesh_shape["tensor"])
     taken = [mesh_shape["tensor"] if axis else 1 for axis in axes]
     splits: list = ["fsdp"]
-    if zero and not name.startswith("params/"):
+    if zero and not name.startswith(("params/", "teacher/")):
         splits.insert(0, ("fsdp", "data"))
     for split in splits:
         shards = math.prod(mesh_shape[axis] for axis in mesh_axes(split))
@@ -168,9 +170,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def batch_shards(mesh: Mesh | AbstractMesh) -> int:
+    """How many parts a batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in RULES["batch"])
+
+
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, accum_steps: int = 1) -> None:
     """Raises UserError if a batch, or a microbatch of it, is not divisible by the devices."""
-    shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    shards = batch_shards(mesh)
     if batch_size // accum_steps % shards:
         microbatch = f" in {accum_steps} microbatches" if accum_steps > 1 else ""
         raise UserError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from vit_jax import config as configs
 from vit_jax.cli.spool import Files
 from vit_jax.config import is_own
 from vit_jax.config.own_parts import OwnPart
@@ -37,7 +38,7 @@ class Steps:
     """
 
     model: Classifier
-    classify: Callable
+    classify: Callable | None  # None: the model has no classes
     features: Callable
     logits: Callable | None = None
 
@@ -77,22 +78,35 @@ class Splits:
 
     def open(self, use: str, data, split: str, is_classified: bool) -> Split:
         """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
-        from vit_jax.data.sources import open as sources
-
         data_set = data.name or self.config.data.name
         data_dir = data.data_dir or self.config.data.data_dir
         size = data.batch_size or self.config.data.batch_size
         decoding = (size, data.crop, data.get("fraction"), data.method)
         key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
         if key not in self.opened:
-            if data.rest:
-                source = sources.open_rest(self.config.data, self.config.user)
-            else:
-                source = sources.open_source(data_set, split, data_dir, self.config.user)
+            source = self.source(use, data, data_set, data_dir, split)
             source = self.with_labels(source, use, is_classified)
             batches = self.batches(use, data, source, size)
             self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
         return self.opened[key]
+
+    def source(self, use: str, data, data_set: str, data_dir: str, split: str):
+        """Opens a split with its labels."""
+        from vit_jax.data.sources import open as sources
+
+        config = self.config
+        if data.rest:
+            return sources.open_rest(config.data, config.user)
+        try:
+            return sources.open_source(data_set, split, data_dir, config.user)
+        except UserError as error:
+            if data.name or configs.uses_labels(config):
+                raise
+            raise type(error)(
+                f"{use} needs labels, which the training data do not have ({error}): set "
+                f"{use}.data.name to other data, or leave all evaluations out with "
+                "--config.evals={}"
+            ) from None
 
     def with_labels(self, source, use: str, is_classified: bool):
         """The source with labels as the evaluation needs them."""
@@ -155,7 +169,10 @@ def open_all(
         use = f"evals.{name}"
         part = own.part_of(config, name) if is_own(entry.type) else None
         is_classified = own.is_classified(part) if part else entry.type in ON_BATCHES
-        learns = bool(part.wanted & own.FROM_TRAIN) if part else not is_classified
+        if not num_classes:
+            check_without_head(use, entry, part)
+            is_classified = False
+        learns = bool(part.wanted & own.FROM_TRAIN) if part else entry.type in ON_FEATURES
         test = splits.open(use, entry.data, entry.data.split, is_classified)
         train = None
         if learns:
@@ -164,6 +181,16 @@ def open_all(
             knn.check(entry, train.num_examples)
         opened[name] = Evaluation(entry, test, train, part)
     return opened
+
+
+def check_without_head(use: str, entry, part: OwnPart | None) -> None:
+    """Raises UserError if an evaluation needs the classes of a model that has none."""
+    if entry.type in ON_BATCHES or (part and "logits" in part.wanted):
+        raise UserError(
+            f"config key {use}.type={entry.type} needs classes, but the model has no head, as "
+            "after training without labels: choose knn, linear_probe or fewshot, such as "
+            f"--config.{use}.type=knn"
+        )
 
 
 def make_steps(config, model) -> Steps:
@@ -182,11 +209,14 @@ def make_steps(config, model) -> Steps:
     def features_fn(params, image):
         return pretrained.features(model, params, image)
 
-    loss = losses.make_loss(config, model.num_classes)
-    classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
-    return Steps(model, jax.jit(classify), jax.jit(extract), jax.jit(logits))
+    classify = None
+    if model.num_classes:
+        loss = losses.make_loss(config, model.num_classes)
+        classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
+        classify = jax.jit(classify)
+    return Steps(model, classify, jax.jit(extract), jax.jit(logits))
 
 
 class Pass:
@@ -222,7 +252,8 @@ class Pass:
         if settings.type in ON_BATCHES:
             batches = self.batches(name, test)
             if settings.among == "present":
-                batches = among_present(batches, test, self.steps.model.num_classes)
+                classes = np.isin(np.arange(self.steps.model.num_classes), test.labels())
+                batches = (batch | dict(among=classes) for batch in batches)
             return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
         train_features = self.collect(name, evaluation.train)
         test_features = self.collect(name, test)
@@ -234,7 +265,8 @@ class Pass:
         part = evaluation.part
         test = evaluation.test
         train = evaluation.train
-        classes = self.steps.model if own.is_classified(part) else test
+        has_classes = own.is_classified(part) and self.steps.model.num_classes
+        classes = self.steps.model if has_classes else test
         ready = dict(
             num_classes=classes.num_classes,
             settings=evaluation.settings,
@@ -274,9 +306,3 @@ def run(
         text = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
         log.info("eval %s: %s", name, text)
     return scalars
-
-
-def among_present(batches: Iterator[dict], split: Split, num_classes: int) -> Iterator[dict]:
-    """Adds `among`, bool [num_classes]: the classes that occur in the split."""
-    among = np.isin(np.arange(num_classes), split.labels())
-    return (batch | dict(among=among) for batch in batches)

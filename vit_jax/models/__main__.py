@@ -26,6 +26,7 @@ RESNETS = ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R
 ROWS = [
     *((variant, {}, FORMATS) for variant in VITS),
     ("So400m/14", dict(pool="map"), ("big_vision", "timm", "ours")),
+    ("giant2/14", dict(layer_scale=1e-5), ("timm", "hf", "ours")),
     *((variant, dict(distilled=True), ("timm", "hf", "ours")) for variant in DISTILLED),
     *((variant, {}, ("published", "ours")) for variant in HYBRIDS),
     *((f"Mixer-{size}", {}, ("published", "big_vision", "ours")) for size in MIXERS),

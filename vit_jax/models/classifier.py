@@ -46,6 +46,7 @@ class Classifier(nn.Module):
     num_heads = 0  # of attention in every layer; 0: none
     stem_units = None  # bottlenecks by stage of the ResNet stem of a hybrid
     prefix = ()  # (parameter, tokens) before the patch tokens, in order
+    distilled = False  # whether there is a second head, for what a teacher says
     can_stack = False  # whether `scan=True` can run the layers as one loop over stacked parameters
     scan = False
     remat_choices = ("none",)  # from the most memory to the least
@@ -69,6 +70,10 @@ class Classifier(nn.Module):
     def normalize(self, image):
         """uint8 [batch, H, W, 3] -> float32 as `preprocess` says."""
         return normalize(image, self.mean, self.std)
+
+    def denormalize(self, image):
+        """The inverse of `normalize`, but 0 to 1: float32 [batch, H, W, 3]."""
+        return image * jnp.asarray(self.std) + jnp.asarray(self.mean)
 
     def check_image(self, image) -> None:
         """Raises UserError for an array that can't be a batch of normalised images [batch, H, W,

@@ -133,5 +133,9 @@ def abstract_params(model: Classifier) -> dict:
 @functools.lru_cache(maxsize=8)  # tracing twelve layers takes half a second
 def traced_params(model: Classifier) -> dict:
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), np.float32)
+
+    def init(image):  # the key is made inside, for the devices of a plan can't make one
+        return model.portable().init(jax.random.key(0), image)["params"]
+
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        return jax.eval_shape(model.portable().init, jax.random.key(0), image)["params"]
+        return jax.eval_shape(init, image)

@@ -13,15 +13,13 @@ from vit_jax.models.dropout import (
     ATTENTION,
     ATTENTION_PATH,
     DROPPATH_SHAPES,
-    HIDDEN,
-    MLP,
     MLP_PATH,
     dropout,
     droppath,
 )
-from vit_jax.models.ops.activation import activate
+from vit_jax.models.mlp import MlpBlock
 from vit_jax.models.ops.attention import attend
-from vit_jax.models.ops.dense import HeadProjection, dense, output_projection, xavier
+from vit_jax.models.ops.dense import HeadProjection, output_projection, xavier
 from vit_jax.models.ops.einsum import attention_weights, weighted
 from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.ops.tpu_layout import in_memory
@@ -36,19 +34,27 @@ REMAT_POLICIES = {
     "full": lambda names: jax.checkpoint_policies.nothing_saveable,
 }
 # Results inside a block: of the three projections, of attention before its output projection, of
-# the MLP's first layer.
+# the MLP's first layer (and of its gate).
 REMAT_NAMES = ("query", "key", "value", "attended", "hidden")
-GELUS = {
-    "tanh": lambda x: nn.gelu(x, approximate=True),
-    "erf": lambda x: nn.gelu(x, approximate=False),
-}
-
-small = nn.initializers.normal(1e-6)
 
 
 def fields_of(module: nn.Module, *names: str) -> dict:
     """Fields of a module, to give to a part of it."""
     return {name: getattr(module, name) for name in names}
+
+
+def select(x, index):
+    """Rows of each example: [batch, length, embed], int32 [batch, count] without repetition ->
+    [batch, count, embed].
+    """
+    options = dict(unique_indices=True, mode="promise_in_bounds")
+    return jax.vmap(lambda rows, i: rows.at[i].get(**options))(x, index)
+
+
+def select_patches(x, index, num_prefix: int):
+    """`select` among the patch tokens; the prefix tokens stay in front."""
+    prefix = jnp.broadcast_to(jnp.arange(num_prefix), (len(x), num_prefix))
+    return select(x, jnp.concatenate([prefix, index + num_prefix], axis=1))
 
 
 class LayerScale(nn.Module):
@@ -62,26 +68,6 @@ class LayerScale(nn.Module):
     def __call__(self, x):
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
         return x * gamma.astype(x.dtype)
-
-
-class MlpBlock(nn.Module):
-    """Two layers with a GELU between them: [batch, length, embed] -> the same."""
-
-    mlp_dim: int
-    dropout: float = 0.0
-    gelu: str = "tanh"
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x, noise=None):
-        init = dict(kernel_init=xavier, bias_init=small)
-        y = dense(self.mlp_dim, self.dtype, **init)(x)
-        y = sharding.constrain(y, "batch", "length", "mlp")
-        y = checkpoint_name(y.astype(self.dtype), "hidden")
-        y = activate(GELUS[self.gelu], y, self.dtype)
-        y = dropout(y, self.dropout, noise, HIDDEN, "mlp")
-        y = dense(x.shape[-1], self.dtype, **init)(y)
-        return dropout(y, self.dropout, noise, MLP)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -136,6 +122,7 @@ class EncoderBlock(nn.Module):
     num_heads: int
     dropout: float = 0.0
     layer_scale: float = 0.0
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     relative: bool = False
@@ -163,7 +150,8 @@ class EncoderBlock(nn.Module):
         x = x + droppath(y, noise, ATTENTION_PATH)
 
         y = LayerNorm(self.ln_eps, self.dtype, name="LayerNorm_2")(x)
-        y = MlpBlock(self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_3")(y, noise)
+        fields = fields_of(self, "mlp_dim", "dropout", "gelu", "dtype")
+        y = MlpBlock(**fields, kind=self.mlp, name="MlpBlock_3")(y, noise)
         if self.layer_scale:
             y = LayerScale(self.layer_scale, name="LayerScale_3")(y)
         x = x + droppath(y, noise, MLP_PATH)
@@ -189,6 +177,7 @@ class Encoder(nn.Module):
     droppath: float = 0.0
     droppath_shape: str = "linear"
     layer_scale: float = 0.0
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     scan: bool = False
@@ -215,8 +204,8 @@ class Encoder(nn.Module):
             # already is one.
             policy = REMAT_POLICIES[self.remat](self.remat_names)
             block = nn.remat(block, prevent_cse=not self.scan, policy=policy)
-        fields = fields_of(self, "mlp_dim", "num_heads", "dropout", "layer_scale", "gelu", "ln_eps")
-        fields |= fields_of(self, "dtype", "softmax_dtype", "attention")
+        fields = fields_of(self, "mlp_dim", "num_heads", "dropout", "layer_scale", "mlp", "gelu")
+        fields |= fields_of(self, "ln_eps", "dtype", "softmax_dtype", "attention")
         return block(**fields, relative=self.posemb == "relative", posemb=posemb, name=name)
 
     def add_position(self, x, grid: tuple[int, int]):
@@ -234,11 +223,14 @@ class Encoder(nn.Module):
         return x + position.astype(x.dtype), None, None
 
     @nn.compact
-    def __call__(self, x, grid: tuple[int, int], key=None):
+    def __call__(self, x, grid: tuple[int, int], key=None, keep=None):
         """`grid`: patch tokens by (height, width), after `num_prefix` others; `key`: for dropout
-        and stochastic depth, None in evaluation.
+        and stochastic depth, None in evaluation; `keep`: int32 [batch, count], the only patch
+        tokens that are encoded, None for all.
         """
         x, posemb, position = self.add_position(x, grid)
+        if keep is not None:
+            x = select_patches(x, keep, self.num_prefix)
         if key is not None:
             key, first = jax.random.split(key)
             x = dropout(x, self.dropout, dict(key=first), 0)

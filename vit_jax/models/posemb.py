@@ -18,14 +18,18 @@ PLACES = ("stem", "every", "shared")
 init = nn.initializers.normal(0.02)
 
 
-def sincos2d(grid: tuple[int, int], width: int, dtype):
-    """Fixed 2-D sin-cos embedding of MoCo v3 (arXiv 2104.02057) as in arXiv 2205.01580: [1, h * w,
-    width].
+def sincos2d(grid: tuple[int, int], width: int, dtype, period: int | None = None):
+    """Fixed 2-D sin-cos embedding of MoCo v3 (arXiv 2104.02057): [1, h * w, width].
+
+    Args:
+      period: channels in which the frequency falls to 1 / 10,000; None: width / 4 - 1, as in arXiv
+        2205.01580. MoCo v3 and MAE have width / 4.
     """
     if width % 4:
         raise UserError(f"posemb 'sincos2d' needs a width that is a multiple of 4, got {width}")
     y, x = jnp.mgrid[: grid[0], : grid[1]]
-    omega = 1.0 / 10_000 ** (jnp.arange(width // 4) / max(width // 4 - 1, 1))
+    period = period or max(width // 4 - 1, 1)
+    omega = 1.0 / 10_000 ** (jnp.arange(width // 4) / period)
     y = y.reshape(-1, 1) * omega  # [h * w, width / 4]
     x = x.reshape(-1, 1) * omega
     rows = jnp.concatenate([jnp.sin(x), jnp.cos(x), jnp.sin(y), jnp.cos(y)], axis=1)

@@ -11,6 +11,7 @@ from vit_jax.config import is_own
 
 # name: (width, depth, mlp_dim, num_heads). Ti: arXiv 2012.12877 table 1. S: arXiv 2106.10270 table
 # 2. B, L, H: arXiv 2010.11929 table 1. g, G: arXiv 2106.04560 table 2. So400m: arXiv 2305.13035.
+# giant2: the ViT-g of DINOv2 (arXiv 2304.07193), called so in its code.
 SIZES = {
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
@@ -20,7 +21,9 @@ SIZES = {
     "H": (1280, 32, 5120, 16),
     "g": (1408, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
+    "giant2": (1536, 40, 4096, 24),
 }
+SWIGLU = ("giant2",)  # all others have a GELU
 
 # (stem, stride of the name): (bottleneck units by stage, patch side on the stem's output). The
 # third stage of "R50 /16" holds the units of stages 3 and 4 of a ResNet-50 (arXiv 2010.11929
@@ -47,14 +50,15 @@ RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3)}
 
 # What `decode` may return.
 FIELDS = {
-    *("architecture", "width", "depth", "mlp_dim", "num_heads", "patch_size", "stem_units"),
+    *("architecture", "width", "depth", "mlp_dim", "num_heads", "mlp", "patch_size", "stem_units"),
     *("tokens_mlp_dim", "channels_mlp_dim", "units", "width_factor"),
 }
 
 _VIT = re.compile(r"(?:(?P<stem>R\d*)\+)?(?P<size>\w+)/(?P<patch>\d+)")
 # vit_base_patch16_224, google/vit-base-patch16-224, vit_b_16, ViT-B_16, deit3_small_patch16_384
 _OTHERS = re.compile(
-    r"(?:[\w-]+/)?(?:(?:vit|deit3?)[-_])?(?P<size>[a-z]+(?:400m)?)[-_/]?(?:patch)?[-_/]?(?P<patch>\d+)"
+    r"(?:[\w-]+/)?(?:(?:vit|deit3?)[-_])?(?P<size>[a-z]+(?:400m)?)"
+    r"[-_/]?(?:patch)?[-_/]?(?P<patch>\d+)"
     r"(?:[-_](?P<side>\d+))?([._]\w*)?",
     re.IGNORECASE,
 )
@@ -98,6 +102,7 @@ def decode(variant: str) -> dict:
         depth=depth,
         mlp_dim=mlp_dim,
         num_heads=num_heads,
+        mlp="swiglu" if match["size"] in SWIGLU else "gelu",
         patch_size=(patch, patch),
         **stem,
     )

@@ -10,22 +10,24 @@ import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder, posemb, resnet
+from vit_jax.models import encoder, mlp, posemb, resnet
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.ops import attention
 from vit_jax.models.ops.dense import dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token;
-# unpooled: every token, after the class token or without one.
-POOLS = ("tok", "gap", "map", "0", "tok_unpooled", "unpooled")
+# tok_gap: class token and mean, side by side, for the linear classifiers of DINOv2 (arXiv
+# 2304.07193); unpooled: every token, after the class token or without one.
+POOLS = ("tok", "gap", "tok_gap", "map", "0", "tok_unpooled", "unpooled")
 
 
 class VisionTransformer(Classifier):
     """Image [batch, H, W, 3] normalised as `preprocess` says -> logits [batch, classes] float32.
 
-    With `num_classes=0` it returns what the head reads, [batch, embed]; with an unpooled `pool`,
-    every token has its logits, [batch, length, classes]. Tokens are cls, dist, registers, patches.
+    With `num_classes=0` it returns what the head reads, [batch, embed], twice as wide if `pool` is
+    tok_gap; with an unpooled `pool`, every token has its logits, [batch, length, classes]. Tokens
+    are cls, dist, registers, patches.
     A distilled model (arXiv 2012.12877) has two heads, and returns their mean. Intermediates
     (`mutable=["intermediates"]`): stem output, embedded tokens, the encoder's input, the attention
     weights and output of every block, encoded tokens, pre_logits.
@@ -46,6 +48,7 @@ class VisionTransformer(Classifier):
     posemb_at: str = "stem"
     pre_logits: int = 0  # width of the tanh layer before the head; 0: none
     fc_norm: bool = False  # the final LayerNorm comes after the pooling
+    mlp: str = "gelu"
     gelu: str = "tanh"
     ln_eps: float = 1e-6
     dropout: float = 0.0
@@ -96,17 +99,23 @@ class VisionTransformer(Classifier):
         total += 2 * tokens * math.prod(self.patch_size) * channels * d
 
         length = tokens + self.num_prefix
-        attended = 3 if self.posemb == "relative" else 2  # keys, values and, if relative, distances
-        layer = 2 * length * (4 * d * d + 2 * d * m) + 2 * attended * length * length * d
-        total += self.depth * layer
-
+        total += self.depth * self.block_flops(length)
         if self.pool == "map":
             total += 2 * (2 * tokens + 2) * d * d + 4 * tokens * d + 4 * d * m
         heads = 2 if self.distilled else 1
         if "unpooled" in self.pool:
             heads = length
-        features = self.pre_logits or d
-        return total + 2 * heads * (self.pre_logits * d + self.num_classes * features)
+        pooled = 2 * d if self.pool == "tok_gap" else d
+        features = self.pre_logits or pooled
+        return total + 2 * heads * (self.pre_logits * pooled + self.num_classes * features)
+
+    def block_flops(self, length: int) -> int:
+        """FLOPs of one encoder block for one image of so many tokens."""
+        d = self.width
+        layers = 3 if self.mlp == "swiglu" else 2
+        attended = 3 if self.posemb == "relative" else 2  # keys, values and, if relative, distances
+        products = 2 * length * (4 * d * d + layers * d * self.mlp_dim)
+        return products + 2 * attended * length * length * d
 
     @property
     def tensor_sizes(self) -> dict[str, int]:
@@ -121,7 +130,8 @@ class VisionTransformer(Classifier):
         self.check_choice("posemb", posemb.KINDS)
         self.check_choice("posemb_at", posemb.PLACES)
         self.check_choice("remat", encoder.REMAT_POLICIES)
-        self.check_choice("gelu", encoder.GELUS)
+        self.check_choice("mlp", mlp.MLPS)
+        self.check_choice("gelu", mlp.GELUS)
         self.check_choice("droppath_shape", encoder.DROPPATH_SHAPES)
         self.check_choice("attention", attention.ATTENTIONS)
         unknown = set(self.remat_names) - set(encoder.REMAT_NAMES)
@@ -154,9 +164,12 @@ class VisionTransformer(Classifier):
                 "use larger images or smaller patches"
             )
 
-    def embed(self, image):
+    def embed(self, image, change=None):
         """Tokens [batch, length, embed] without learned positions, and the grid of the patch
         tokens.
+
+        Args:
+          change: f(patch embeddings [batch, patches, embed]) -> the same, before any position.
         """
         x = sharding.constrain(jnp.asarray(image, self.dtype), "batch", None, None, None)
         if self.stem_units is not None:
@@ -165,6 +178,8 @@ class VisionTransformer(Classifier):
         x = patch_embedding(self.width, self.patch_size, "VALID", self.dtype, name="embedding")(x)
         batch, h, w, _ = x.shape
         x = x.reshape(batch, h * w, self.width)
+        if change is not None:
+            x = change(x)
         if self.posemb == "sincos2d":
             x = x + posemb.sincos2d((h, w), self.width, x.dtype)
         prefix = [
@@ -178,7 +193,7 @@ class VisionTransformer(Classifier):
 
     def make_encoder(self) -> encoder.Encoder:
         names = ("depth", "mlp_dim", "num_heads", "posemb", "posemb_at", "num_prefix")
-        names += ("dropout", "droppath", "droppath_shape", "layer_scale", "gelu", "ln_eps")
+        names += ("dropout", "droppath", "droppath_shape", "layer_scale", "mlp", "gelu", "ln_eps")
         names += ("scan", "remat", "remat_names", "dtype", "softmax_dtype", "attention")
         fields = encoder.fields_of(self, *names)
         return encoder.Encoder(**fields, final_norm=not self.fc_norm, name="Transformer")
@@ -188,8 +203,8 @@ class VisionTransformer(Classifier):
         return encoder.MAPHead(**encoder.fields_of(self, *names), name="MAPHead_0")
 
     def pooled(self, x):
-        """What the head reads: [batch, length, embed] -> [batch, embed]; [2, batch, embed] if
-        distilled; all tokens if unpooled.
+        """What the head reads: [batch, length, embed] -> [batch, embed]; [batch, 2 * embed] if
+        `pool` is tok_gap; [2, batch, embed] if distilled; all tokens if unpooled.
         """
         if self.distilled:
             x = x[:, :2].swapaxes(0, 1)
@@ -199,6 +214,8 @@ class VisionTransformer(Classifier):
             x = x[:, self.num_prefix]
         elif self.pool == "gap":
             x = x[:, self.num_prefix :].mean(axis=1)
+        elif self.pool == "tok_gap":
+            x = jnp.concatenate([x[:, 0], x[:, self.num_prefix :].mean(axis=1)], axis=-1)
         elif self.pool == "map":
             x = self.map_head()(x[:, self.num_prefix :])
         if self.fc_norm:
@@ -212,18 +229,29 @@ class VisionTransformer(Classifier):
             return super().logits(x)
         if not self.num_classes:
             return x.mean(axis=0).astype(jnp.float32)
-        logits = (self.head(x[0]) + self.head(x[1], "head_dist")) / 2
+        logits = sum(self.two_logits(x)) / 2
         return logits.astype(jnp.float32)
 
+    def two_logits(self, x):
+        """Those of the class token and of the distillation token: [2, batch, embed] -> twice
+        [batch, classes].
+        """
+        return self.head(x[0]), self.head(x[1], "head_dist")
+
     @nn.compact
-    def __call__(self, image, train: bool = False):
+    def __call__(self, image, train: bool = False, change=None, keep=None, apart: bool = False):
+        """
+        Args:
+          change, keep: of patch tokens that pretraining hides; see `embed` and `Encoder`.
+          apart: return the logits of both heads of a distilled model instead of their mean.
+        """
         self.check_image(image)
-        x, grid = self.embed(image)
+        x, grid = self.embed(image, change)
         key = None
         if train and (self.dropout or self.droppath):
             key = self.make_rng("dropout")
-        x = self.make_encoder()(x, grid, key)
+        x = self.make_encoder()(x, grid, key, keep)
         self.sow("intermediates", "encoded", x)
         x = self.pooled(x)
         self.sow("intermediates", "pre_logits", x.mean(axis=0) if self.distilled else x)
-        return self.logits(x)
+        return self.two_logits(x) if apart else self.logits(x)

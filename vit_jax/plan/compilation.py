@@ -7,6 +7,7 @@ import time
 
 import jax
 
+from vit_jax.errors import UserError, one_line
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
 from vit_jax.train.experiment import Experiment, total_bytes
@@ -49,9 +50,20 @@ def compile_step(experiment: Experiment) -> Compiled:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(time.perf_counter() - start, constraints, needed_bytes(error), None)
-    return Compiled(
-        time.perf_counter() - start, constraints, total_bytes(compiled), Program(compiled.as_text())
-    )
+    seconds = time.perf_counter() - start
+    return Compiled(seconds, constraints, total_bytes(compiled), Program(text_of(compiled)))
+
+
+def text_of(compiled) -> str:
+    """The program that the compiler made; a UserError if it can't print it, which is its fault."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        gib = total_bytes(compiled) / GIB
+        raise UserError(
+            f"the step compiles for this chip, with {gib:.1f} GiB, but the compiler can't print it "
+            f"for a plan ({one_line(error)[:160]}): plan another --topology or --config.mesh"
+        ) from error
 
 
 def needed_bytes(error: Exception) -> float:

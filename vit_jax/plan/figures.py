@@ -7,12 +7,16 @@ import math
 
 import jax
 
+from vit_jax.data import shapes
 from vit_jax.distributed import sharding
+from vit_jax.models.ops import attention
 from vit_jax.plan import collectives, hlo, suggestions
 from vit_jax.plan.compilation import GIB, Compiled, shard_bytes
 from vit_jax.train.experiment import Experiment
 
 CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.md
+# Of each further view of the same image: ten took 3.9 times as long as one, by `benchmark data`.
+CORE_MS_PER_VIEW = 0.4
 BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
 # What needs a compiled program; null if the step does not fit in memory.
 PROGRAM_FIGURES = ("collectives", "step_ms", "mfu", "images_per_sec_per_chip", "total_steps")
@@ -43,20 +47,16 @@ def kernel_ms(program: hlo.Program, experiment: Experiment) -> tuple[float, floa
     calls = [i.rest for _, i, _ in program.walk() if i.opcode == "custom-call"]
     if not any('"tpu_custom_call"' in rest for rest in calls):
         return 0.0, 0.0
-    model = experiment.model
     shards = math.prod(experiment.mesh.shape[axis] for axis in sharding.RULES["batch"])
     products = 7 if experiment.config.model.remat in ("none", "names") else 9
-    tokens = math.prod(model.grid) + model.num_prefix
     images = experiment.config.data.batch_size / shards
-    flops = (
-        model.depth
-        * products
-        * 2
-        * images
-        * tokens**2
-        * model.width
-        / experiment.mesh.shape["tensor"]
+    is_chosen = experiment.config.model.attention == "splash"
+    scores = sum(
+        stack.depth * stack.length**2 * stack.width
+        for stack in experiment.objective.stacks
+        if is_chosen or stack.length > attention.EINSUM_UP_TO
     )
+    flops = products * 2 * images * scores / experiment.mesh.shape["tensor"]
     roofline = 1e3 * flops / experiment.chip.peak_flops
     return roofline, roofline / 0.4
 
@@ -85,18 +85,22 @@ def step_ms(
 def hbm_gib(experiment: Experiment, compiled: Compiled) -> dict[str, float]:
     """GiB per chip by kind; `activations` is what remains: temporaries, gradients, padding."""
     prefetch = experiment.config.data.prefetch
-    params = shard_bytes(experiment.abstract_state.params)
-    opt_state = shard_bytes(experiment.abstract_state) - params
+    state = experiment.abstract_state
+    params = shard_bytes(state.params)
+    teacher = shard_bytes(state.teacher)
+    opt_state = shard_bytes(state) - params - teacher
     batch = shard_bytes(experiment.abstract_batch)
     # The compiler counts one batch; the prefetched ones are on the chip, too.
     total = compiled.total_bytes + batch * (prefetch - 1)
     sizes = dict(
         params=params,
         opt_state=opt_state,
-        activations=max(total - params - opt_state - batch * prefetch, 0),
+        activations=max(total - params - opt_state - teacher - batch * prefetch, 0),
         batch=batch * prefetch,
         total=total,
     )
+    if teacher:
+        sizes["teacher"] = teacher
     return {kind: size / GIB for kind, size in sizes.items()}
 
 
@@ -105,12 +109,17 @@ def bracket(step: dict[str, float], of_ms) -> dict[str, float]:
     return dict(low=of_ms(step["high"]), high=of_ms(step["low"]))
 
 
+def core_ms(config) -> float:
+    """Time of a host's core for an image and all of its views."""
+    return CORE_MS_PER_IMAGE + CORE_MS_PER_VIEW * (shapes.num_views(config) - 1)
+
+
 def speed(experiment: Experiment, step: dict[str, float]) -> dict:
     """Throughput, utilisation, cost of the recipe, and what the hosts must deliver."""
     config = experiment.config
     chips = experiment.num_chips
     batch = config.data.batch_size
-    flops = 3 * experiment.model.flops
+    flops = experiment.objective.train_flops
     images = bracket(step, lambda ms: batch / ms * 1e3 / chips)
     days = {end: step[end] * experiment.total_steps / 864e5 for end in ("low", "high")}
     hosts = len({device.process_index for device in experiment.mesh.devices.flat})
@@ -122,7 +131,7 @@ def speed(experiment: Experiment, step: dict[str, float]) -> dict:
         days=days,
         chip_hours={end: value * 24 * chips for end, value in days.items()},
         hosts=hosts,
-        host_cores=per_host / config.data.repeats * CORE_MS_PER_IMAGE / 1e3,
+        host_cores=per_host / config.data.repeats * core_ms(config) / 1e3,
         host_cores_available=experiment.chip.host_cores
         * chips
         // hosts
@@ -146,7 +155,7 @@ def estimate(experiment: Experiment, compiled: Compiled, limit_gib: float) -> di
         hbm_gib=hbm,
         params=sum(leaf.size for leaf in jax.tree.leaves(experiment.abstract_state.params)),
         params_split=sharding.split_share(experiment.abstract_state.params, experiment.mesh),
-        model_flops_per_image=3 * experiment.model.flops,
+        model_flops_per_image=experiment.objective.train_flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
         suggestions=suggested,

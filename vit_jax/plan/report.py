@@ -31,7 +31,7 @@ def size_rows(plan: dict) -> list[tuple[str, str]]:
         pod += f", {plan['num_slices']} slices"
     verdict = "fits" if plan["fits"] else "DOES NOT FIT"
     flops = plan["model_flops_per_image"] / 1e9
-    kinds = ("params", "opt_state", "activations", "batch")
+    kinds = [kind for kind in hbm if kind != "total"]
     return [
         ("chips", f"{plan['num_chips']:,} ({pod})"),
         ("mesh", f"{mesh}; {plan['params_split']:.0%} of the parameters are split over chips"),

@@ -29,7 +29,7 @@ class EarlyStopping:
         config = experiment.config
         self.patience = config.early_stopping
         self.every = config.checkpoint.every
-        self.scan = experiment.model.scan
+        self.experiment = experiment
         self.total_steps = experiment.total_steps
         self.checkpointer = checkpointer
         self.best = checkpointer.best
@@ -88,12 +88,13 @@ class EarlyStopping:
         """The parameters to evaluate of the best checkpoint up to this update, whose state this is;
         only those that were saved count.
         """
-        params = step.eval_params(state)
+        params = self.experiment.eval_params(state)
         earlier = [saved for saved in self.checkpointer.steps() if saved < number]
         best = self.best.best_of([*earlier, number])
         if best in (None, number):
             return params
         log.info("evaluations at the end are of checkpoint %d, the best", best)
         saved = checkpoint.read_params(self.checkpointer.folder / str(best))
-        saved = scan_layout.relayout(saved, self.scan, jnp.stack)
+        saved = self.experiment.objective.of_model(saved)
+        saved = scan_layout.relayout(saved, self.experiment.model.scan, jnp.stack)
         return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), saved, params)

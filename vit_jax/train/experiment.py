@@ -18,17 +18,21 @@ from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data import to_device
+from vit_jax.data import shapes, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
 from vit_jax.evaluate import own as own_evaluations
-from vit_jax.models import create, losses, variants
+from vit_jax.models import create, variants
 from vit_jax.models.classifier import PREPARATION, Classifier
 from vit_jax.train import optim, step
 from vit_jax.train import state as states
+from vit_jax.train import teacher as teachers
+from vit_jax.train.objectives.make import make_objective
+from vit_jax.train.objectives.objective import Objective
+from vit_jax.train.teacher import Teacher
 from vit_jax.weights import adapt
 
 log = logging.getLogger("vit_jax.train")
@@ -46,19 +50,24 @@ class Experiment:
     facts: catalog.Facts  # of the training data
     total_steps: int  # updates of the whole run
     mesh: Mesh | AbstractMesh
-    model: Classifier
+    model: Classifier  # what is evaluated and delivered
+    objective: Objective
     tx: optax.GradientTransformation
     schedule: Callable  # updates done -> learning rate
     chip: hardware.Tpu | None = None  # that the mesh is made of, if a plan needs to know it
+    teacher: Teacher | None = None  # of a distillation
 
     @classmethod
-    def build(cls, config, facts, mesh, chip=None, start: Mapping = NONE) -> "Experiment":
+    def build(
+        cls, config, facts, mesh, chip=None, start: Mapping = NONE, teacher: Teacher | None = None
+    ) -> "Experiment":
         """Puts the parts together.
 
         Args:
           facts: of the training data: `catalog.declared` or `catalog.found`.
           mesh: of real devices, of a described topology, or an AbstractMesh.
           start: fields of the model that the run starts from.
+          teacher: of a distillation.
 
         Raises:
           UserError: they do not fit together.
@@ -67,35 +76,47 @@ class Experiment:
         total_steps = plan_steps(config, facts.num_examples)
         warn_of_augmentation(config.data)
         sharding.check_batch(mesh, config.data.batch_size, config.accum_steps)
-        model = make_model(config, facts.num_classes, start)
+        classes = facts.num_classes if configs.uses_labels(config) else 0
+        model = make_model(config, classes, start)
         config = completed(config, model)
-        sharding.check_model(model, mesh)
-        tx, schedule = make_optimizer(config, model, total_steps)
-        experiment = cls(config, facts, total_steps, mesh, model, tx, schedule, chip)
+        if teacher is not None:
+            teacher.check(model.num_classes, facts.class_names, mesh)
+        objective = make_objective(config, model, total_steps, teacher)
+        sharding.check_model(objective, mesh)
+        config = with_fixed(config, objective)
+        tx, schedule = make_optimizer(config, objective.abstract_params(), total_steps)
+        experiment = cls(
+            config, facts, total_steps, mesh, model, objective, tx, schedule, chip, teacher
+        )
         experiment.check_own()
         return experiment
 
     @classmethod
     def declared(cls, config) -> "Experiment":
         """What `config` declares, without devices and data; an axis of -1 counts as 1."""
-        mesh = meshes.abstract_mesh(config.mesh)
-        return cls.build(config, catalog.declared(config), mesh, start=declared_start(config))
+        return cls.without_data(config, meshes.abstract_mesh(config.mesh))
 
     @classmethod
     def on_devices(cls, config, devices: list | None = None, chip=None) -> "Experiment":
         """What `config` means on these devices (default: all of the job), without data."""
         devices = jax.devices() if devices is None else devices
         mesh = meshes.make_mesh(config.mesh, sorted(devices, key=lambda device: device.id))
-        return cls.build(config, catalog.declared(config), mesh, chip, declared_start(config))
+        return cls.without_data(config, mesh, chip)
+
+    @classmethod
+    def without_data(cls, config, mesh, chip=None) -> "Experiment":
+        """What `config` declares on a mesh."""
+        facts = catalog.declared(config)
+        teacher = teachers.declared(config, facts.num_classes)
+        return cls.build(config, facts, mesh, chip, declared_start(config), teacher)
 
     def check_own(self) -> None:
         """Raises UserError if a part of the user's own does not fit. Those that `build` has made
         are checked already.
         """
         config = self.config
-        losses.make_loss(config, self.model.num_classes)
         own_evaluations.check(config, self.model, self.facts.set_size)
-        if config.data.augment:
+        if not configs.has_views(config) and config.data.augment:
             preprocess = make_preprocess(config, self.model.normalize, self.model.num_classes)
             batch = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.abstract_batch
@@ -109,31 +130,42 @@ class Experiment:
     @functools.cached_property
     def abstract_state(self) -> step.TrainState:
         """The state as ShapeDtypeStructs with shardings."""
-        return states.abstract_state(self.config, self.model, self.tx, self.mesh)
+        return states.abstract_state(self.config, self.objective, self.tx, self.mesh)
 
     @functools.cached_property
     def abstract_batch(self) -> dict:
         """A global batch as ShapeDtypeStructs with shardings."""
         config = self.config
         return to_device.abstract_batch(
-            self.mesh, config.data.batch_size, config.image_size, self.facts.set_size
+            self.mesh, config.data.batch_size, shapes.of_training(config), self.facts.set_size
         )
 
     @functools.cached_property
     def train_step(self) -> Callable:
         """train_step(state, batch) -> (state, metrics), jitted; the state is donated."""
-        return make_train_step(
-            self.config, self.mesh, self.model, self.tx, self.schedule, self.abstract_state
-        )
+        return make_train_step(self)
+
+    def eval_params(self, state: step.TrainState) -> dict:
+        """The parameters of the model to evaluate."""
+        return self.objective.of_model(step.eval_params(state))
+
+    @property
+    def teacher_fingerprint(self) -> str:
+        """A digest of the parameters of the teacher; "" without one."""
+        return self.teacher.fingerprint if self.teacher else ""
 
     @property
     def meta(self) -> dict:
         """What a checkpoint says of itself, as JSON."""
-        return dict(
+        meta = dict(
             config=configs.to_json(self.config),
             model=create.fields(self.model),
+            extra=self.objective.extra,
             class_names=self.facts.class_names,
         )
+        if self.teacher is not None:
+            meta["teacher_fingerprint"] = self.teacher_fingerprint
+        return meta
 
 
 def plan_steps(config, num_examples: int) -> int:
@@ -202,7 +234,7 @@ def make_model(config, num_classes: int, start: Mapping = NONE) -> Classifier:
 
     Args:
       start: fields of the model that the run starts from. They hold for what the config leaves
-        open (None, or a size of 0), and for what it has no key for.
+        open (None, or the size of the variant), and for what it has no key for.
     """
     default = configs.defaults().model
     given = {name: value for name, value in config.model.items() if value is not None}
@@ -236,7 +268,7 @@ def completed(config, model: Classifier):
     values = {name: fields.get(name, default[name]) for name in missing}
     for name in values.keys() & sizes.keys():
         if values[name] == sizes[name]:
-            values[name] = 0
+            values[name] = default[name]
     if "variant" in values:
         values["variant"] = variant
     config = config.copy_and_resolve_references()
@@ -245,8 +277,21 @@ def completed(config, model: Classifier):
     return config.lock()
 
 
-def make_optimizer(config, model, total_steps: int):
-    """(tx, schedule) of the run."""
+def with_fixed(config, objective: Objective):
+    """The config with what never changes in `optim.frozen`."""
+    if not objective.fixed:
+        return config
+    if config.optim.frozen:
+        optim.check_patterns("frozen", [config.optim.frozen], objective.abstract_params())
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        patterns = filter(None, (config.optim.frozen, objective.fixed))
+        config.optim.frozen = "|".join(patterns)
+    return config.lock()
+
+
+def make_optimizer(config, params, total_steps: int):
+    """(tx, schedule) of the run; `params`: ShapeDtypeStructs."""
     if config.optim.warmup_steps >= total_steps:
         log.warning(
             "the %d steps of the run end inside the warm-up of %d",
@@ -258,28 +303,21 @@ def make_optimizer(config, model, total_steps: int):
             f"config key optim.cooldown_steps={config.optim.cooldown_steps} is more than the "
             f"{total_steps} steps of the run: make it shorter"
         )
-    return optim.make_optimizer(config.optim, adapt.abstract_params(model), total_steps, config)
+    return optim.make_optimizer(config.optim, params, total_steps, config)
 
 
-def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
-    """train_step(state, batch) of the run.
-
-    Args:
-      abstract: shapes and shardings of the state; the new state has the same shardings.
-    """
-
-    def apply_fn(params, image, key):
-        params = optim.without_gradients(params, config.optim.frozen)
-        return model.apply({"params": params}, image, train=True, rngs={"dropout": key})
-
+def make_train_step(experiment: Experiment) -> Callable:
+    """train_step(state, batch) of the run; the new state has the shardings of the old one."""
+    config = experiment.config
+    model = experiment.model
     train_step = step.make_train_step(
-        apply_fn,
-        tx,
-        schedule,
-        loss=losses.make_loss(config, model.num_classes),
+        experiment.objective,
+        experiment.tx,
+        experiment.schedule,
         preprocess=make_preprocess(config, model.normalize, model.num_classes),
         seed=config.seed,
         prng=config.prng,
+        frozen=config.optim.frozen,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
         max_skipped=config.max_skipped,
@@ -287,8 +325,8 @@ def make_train_step(config, mesh, model, tx, schedule, abstract) -> Callable:
     return jax.jit(
         train_step,
         donate_argnums=0,
-        out_shardings=(states.shardings(abstract), None),
-        compiler_options=hardware.compiler_options(mesh),
+        out_shardings=(states.shardings(experiment.abstract_state), None),
+        compiler_options=hardware.compiler_options(experiment.mesh),
     )
 
 

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import time
@@ -18,15 +17,16 @@ from vit_jax.cli.spool import Files
 from vit_jax.config import own_parts
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, preemption, preflight, runtime, waits, watchdog
+from vit_jax.distributed import hardware, preemption, preflight, runtime, watchdog
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed.waits import Interrupted
 from vit_jax.errors import NegativeResult, Preempted
-from vit_jax.evaluate import suite
 from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
-from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train import teacher as teachers
+from vit_jax.train.evaluations import Evaluations, due
 from vit_jax.train.experiment import Experiment, warn_of_epochs
+from vit_jax.train.pictures import make_pictures
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 
@@ -41,11 +41,14 @@ def train(config, folder: epath.Path, files: Files) -> None:
     source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     fields, weights = states.find_start(config, folder)
-    experiment = Experiment.build(config, catalog.found(config, source), mesh, start=fields)
+    teacher = teachers.read(config)
+    facts = catalog.found(config, source)
+    experiment = Experiment.build(config, facts, mesh, start=fields, teacher=teacher)
     config = experiment.config
-    evaluations = run_data.open_evaluations(experiment, files)
-    workdir.check(folder, config, source.fingerprint)
-    preflight.check(dict(configs.flatten(config)) | {"data": source.fingerprint}, folder)
+    opened = run_data.open_evaluations(experiment, files)
+    inputs = dict(data=source.fingerprint, teacher=experiment.teacher_fingerprint)
+    workdir.check(folder, config, source.fingerprint, teacher=experiment.teacher_fingerprint)
+    preflight.check(dict(configs.flatten(config)) | inputs, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
     warn_of_epochs(experiment)
@@ -62,20 +65,22 @@ def train(config, folder: epath.Path, files: Files) -> None:
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment, weights)
         del weights  # gigabytes that the run needs no more
-        workdir.claim(folder, config, source.fingerprint)
+        workdir.claim(folder, config, source.fingerprint, experiment.teacher_fingerprint)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
         with account.spending("compilation"):
             train_step, timer.compile_s = compiling.result()
         runtime.release_memory()
+        pictures = make_pictures(experiment, source, files)
         loop = Loop(
             experiment=experiment,
             folder=folder,
             files=files,
             train_step=train_step,
             pipeline=pipeline,
-            evaluations=evaluations,
-            eval_steps=suite.make_steps(config, experiment.model),
+            evaluations=Evaluations(
+                experiment, opened, pictures, checkpointer, writer, timer, account
+            ),
             checkpointer=checkpointer,
             writer=writer,
             timer=timer,
@@ -84,19 +89,11 @@ def train(config, folder: epath.Path, files: Files) -> None:
             profiler=ProfilerWindow(folder / "profile", **config.profile),
             guard=make_guard(experiment, source, folder, spikes.left_out),
             spikes=spikes,
-            stopping=EarlyStopping(experiment, checkpointer),
             request=stack.enter_context(
                 preemption.SaveRequest(lambda: workdir.continuation(folder))
             ),
         )
         loop.run(done, state)
-
-
-def due(number: int, every: int, total: int) -> bool:
-    """Whether something that happens every `every` steps, and at the end, happens after `number`
-    updates.
-    """
-    return number == total or (every > 0 and number % every == 0)
 
 
 # --- parts of the loop ---
@@ -120,7 +117,7 @@ def compile_meanwhile(experiment: Experiment) -> concurrent.futures.Future:
 
 def make_timer(experiment: Experiment) -> StepTimer:
     peak = hardware.peak_flops(jax.devices()[0].device_kind)
-    flops = 3 * experiment.model.flops
+    flops = experiment.objective.train_flops
     return StepTimer(experiment.config.data.batch_size, flops, peak, jax.device_count())
 
 
@@ -153,8 +150,7 @@ class Loop:
     files: Files
     train_step: Callable  # compiled
     pipeline: object
-    evaluations: dict
-    eval_steps: suite.Steps
+    evaluations: Evaluations
     checkpointer: Checkpointer
     writer: metrics.MetricWriter
     timer: StepTimer
@@ -163,7 +159,6 @@ class Loop:
     profiler: ProfilerWindow
     guard: nonfinite.SkippedUpdates
     spikes: Spikes
-    stopping: EarlyStopping
     request: preemption.SaveRequest
 
     @property
@@ -179,12 +174,12 @@ class Loop:
         """
         log.info("training from step %d", done)
         with self.bar, self.profiler, self.account.steps(done):
-            self.stopping.decide(done)
+            self.evaluations.stopping.decide(done)
             number, state, step_metrics = self.updates(done, state)
             while state is None:  # after a loss spike
                 number, state, step_metrics = self.updates(*self.go_back())
         console.show_summary(self.files, self.timer.totals(), self.account.totals())
-        if number < self.total_steps and not self.stopping.over:
+        if number < self.total_steps and not self.evaluations.stopping.over:
             what = "saved, the same command continues" if number else "there was nothing to save"
             name = preemption.signals.requested or "SIGTERM"
             log.info("stopped by %s at step %d: %s", name, number, what)
@@ -205,7 +200,7 @@ class Loop:
         step_metrics = {}
         scalars = {}
         stopped = False
-        last = done if self.stopping.over else self.total_steps
+        last = done if self.evaluations.stopping.over else self.total_steps
         for number in range(done + 1, last + 1):
             watchdog.progress.mark(f"step {number}")
             self.profiler.before_step(number)
@@ -221,8 +216,8 @@ class Loop:
                 return number, None, {}
             scalars = self.report(number, step_metrics)
             stopped = self.request.due()
-            if not stopped or self.stopping.ranks(number):
-                measured, interrupted = self.evaluate(number, state)
+            if not stopped or self.evaluations.stopping.ranks(number):
+                measured, interrupted = self.evaluations.run(number, state, self.request)
                 scalars |= measured
                 stopped = stopped or interrupted
             if stopped:
@@ -230,13 +225,13 @@ class Loop:
             self.write(number, scalars)  # before the save: a kill between them loses no line
             if self.saves_at(number):
                 self.save(number, state, step_metrics, scalars)
-            if self.stopping.over:
+            if self.evaluations.stopping.over:
                 break
         if stopped:  # there is little time: save before anything else
             self.save(number, state, step_metrics, scalars)
         self.settle(number, state, step_metrics, scalars)
         if stopped:  # the next start continues after this step: what is due here is done here
-            self.write(number, scalars | self.evaluate_to_the_end(number, state))
+            self.write(number, scalars | self.evaluations.run_to_the_end(number, state))
         return number, state, step_metrics
 
     def stop_after(self, number: int, done: int, state: step.TrainState, step_metrics: dict):
@@ -268,66 +263,6 @@ class Loop:
         slow = self.pipeline.stages.warning(scalars["perf/data_wait"], self.pipeline.threads)
         if slow:
             log.warning(slow)
-        return scalars
-
-    def evaluate(self, number: int, state: step.TrainState) -> tuple[dict[str, float], bool]:
-        """Runs the evaluations that are due: (metrics, whether a request to stop cut in).
-
-        With early stopping a request waits for them: a checkpoint without its metric would change
-        when the run ends.
-        """
-        try:
-            if self.stopping.ranks(number):
-                return self.evaluate_and_rank(number, state, self.request.each_patiently), False
-            params = step.eval_params(state)
-            is_due = functools.partial(self.is_evaluated, number)
-            return self.run_evaluations(params, is_due, self.request.until_due), False
-        except Interrupted:
-            return {}, True
-
-    def is_evaluated(self, number: int, name: str) -> bool:
-        """Whether an evaluation is due after an update, by itself or to rank the checkpoint."""
-        config = self.experiment.config
-        ranking = config.checkpoint.keep_best if self.saves_at(number) else ""
-        every = config.evals[name].every
-        return due(number, every, self.total_steps) or ranking.startswith(f"eval/{name}/")
-
-    def evaluate_and_rank(self, number: int, state: step.TrainState, until: Callable) -> dict:
-        """Evaluations of a checkpoint that counts for early stopping, and how it ranks. Those that
-        are due only at the end are of the best checkpoint, which the run delivers.
-        """
-        entries = self.experiment.config.evals
-        due_now = [name for name in entries if self.is_evaluated(number, name)]
-        now = [name for name in due_now if entries[name].every or self.stopping.ranks_by(name)]
-        scalars = self.run_evaluations(step.eval_params(state), now.__contains__, until)
-        scalars |= self.stopping.add(number, scalars)
-        if self.stopping.over or number == self.total_steps:
-            params = self.stopping.best_params(number, state)
-            scalars |= self.run_evaluations(params, lambda name: name not in now, until)
-        return scalars
-
-    def evaluate_to_the_end(self, number: int, state: step.TrainState) -> dict[str, float]:
-        """The same for the last step before a stop; only data that do not come cut it short."""
-        config = self.experiment.config
-        if self.stopping.ranks(number):  # done before the save
-            return {}
-
-        def is_due(name: str) -> bool:
-            return due(number, config.evals[name].every, self.total_steps)
-
-        try:
-            return self.run_evaluations(step.eval_params(state), is_due, waits.each_soon)
-        except Interrupted:
-            log.warning("step %d is not evaluated: no data came", number)
-            return {}
-
-    def run_evaluations(self, params, is_due: Callable, until: Callable) -> dict:
-        """Metrics of the evaluations that are due; `until` passes their batches on."""
-        if not any(map(is_due, self.evaluations)):
-            return {}
-        with self.timer.paused("evaluation"), self.account.spending("evaluation"):
-            scalars = suite.run(self.evaluations, self.eval_steps, params, is_due, until)
-        self.stopping.check(scalars)
         return scalars
 
     def saves_at(self, number: int) -> bool:

@@ -119,6 +119,11 @@ class MetricWriter:
         finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
         self.to_tensorboard(lambda writer: writer.write_scalars(step, finite))
 
+    def write_pictures(self, step: int, name: str, pictures: np.ndarray) -> None:
+        """uint8 [n, H, W, 3], to TensorBoard; on process 0."""
+        images = {f"pictures/{name}": pictures}
+        self.to_tensorboard(lambda writer: writer.write_images(step, images))
+
     def to_tensorboard(self, use: Callable) -> None:
         """If its events can't be written, TensorBoard lacks the rest of this run; metrics.jsonl has
         everything.

@@ -1,7 +1,7 @@
 """Optimizers, assembled from optax."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,13 @@ from vit_jax.config import is_own
 from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
 from vit_jax.train.own_optimizer import own_optimizer
-from vit_jax.train.schedules import make_schedule, own_schedule
+from vit_jax.train.schedules import half_cosine, make_schedule, own_schedule
+
+LARS_TRUST = 0.001  # of the published code
+# Starts of the paths of what follows the encoder, such as head, patch_head, and all of a decoder.
+AFTER_ENCODER = re.compile(
+    r"decoder/|(\w+_)?head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm"
+)
 
 
 def adam(config):
@@ -55,8 +61,16 @@ def adafactor(config):
     return optax.chain(scale, clip, momentum)
 
 
+def lars(config):
+    """LARS (arXiv 1708.03888) as in MoCo v3 and MAE: the momentum of gradients, those of decaying
+    parameters with their decay and at the scale of the parameter.
+    """
+    decay = decay_by_path(config.wd, config.wd_mults) if config.wd else optax.identity()
+    return optax.chain(decay, scale_by_trust_ratio(config.wd_mults, LARS_TRUST), sgd(config))
+
+
 # lamb is adam with what `decay_and_mults` adds after it.
-OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor, "lamb": adam}
+OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor, "lamb": adam, "lars": lars}
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
@@ -108,13 +122,13 @@ def layer_of(path, depth: int):
       0 before the blocks, depth + 1 after them; for blocks stacked for scan, int32 [depth].
     """
     name = path_name(path)
+    if AFTER_ENCODER.match(name):
+        return depth + 1
     block = re.search(r"(^|/)encoderblock_(\d+)/", name)
     if block:
         return int(block[2]) + 1
     if re.search(r"(^|/)encoderblock/", name):
         return jnp.arange(1, depth + 1)
-    if re.match(r"head|pre_logits|fc_norm|MAPHead|Transformer/encoder_norm", name):
-        return depth + 1
     return 0
 
 
@@ -123,6 +137,8 @@ def num_blocks(params) -> int:
     depth = 0
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = path_name(path)
+        if AFTER_ENCODER.match(name):
+            continue
         block = re.search(r"/encoderblock_(\d+)/", name)
         if block:
             depth = max(depth, int(block[1]) + 1)
@@ -154,14 +170,42 @@ def decay_by_path(wd: float, mults: Sequence[tuple[str, float]]) -> optax.Gradie
     return optax.stateless(update)
 
 
-def scale_by_trust_ratio(mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
-    """Scales each update to the norm of its parameter (LAMB, arXiv 1904.00962 algorithm 2).
+def rising_decay(wd: Callable, mults: Sequence[tuple[str, float]]) -> optax.GradientTransformation:
+    """`decay_by_path` with `wd` by the number of updates."""
+
+    def init(params):
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params):
+        decay = decay_by_path(wd(state.count), mults)
+        updates, _ = decay.update(updates, optax.EmptyState(), params)
+        return updates, optax.ScaleByScheduleState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def weight_decay(config, total_steps: int, divisor: float) -> optax.GradientTransformation:
+    """Adds the decay of the config, divided by `divisor`."""
+    if not config.wd_end:
+        return decay_by_path(config.wd / divisor, config.wd_mults)
+
+    def wd(count):
+        return half_cosine(config.wd, config.wd_end, count / total_steps) / divisor
+
+    return rising_decay(wd, config.wd_mults)
+
+
+def scale_by_trust_ratio(
+    mults: Sequence[tuple[str, float]], trust: float = 1.0
+) -> optax.GradientTransformation:
+    """Scales each update to the norm of its parameter (LAMB, arXiv 1904.00962 algorithm 2), times
+    `trust`.
 
     Parameters that do not decay by `mults` are left out, as in apex's FusedLAMB and the Lamb of
     timm 1.0.31: gains, biases and tokens take Adam's step. Layers that are stacked for scan have a
     ratio each.
     """
-    ratio = optax.scale_by_trust_ratio()
+    ratio = optax.scale_by_trust_ratio(trust_coefficient=trust)
 
     def scale(update, param):
         return ratio.update(update, optax.EmptyState(), param)[0]
@@ -178,24 +222,24 @@ def scale_by_trust_ratio(mults: Sequence[tuple[str, float]]) -> optax.GradientTr
     )
 
 
-def decay_and_mults(config, depth: int) -> list[optax.GradientTransformation]:
+def decay_and_mults(config, depth: int, total_steps: int) -> list[optax.GradientTransformation]:
     """What follows the optimizer: weight decay, the trust ratio of lamb, and learning-rate factors.
 
     All of it is multiplied by the learning rate. AdamW's decay is multiplied by that of the
     parameter, so it comes before the factors; big_vision's by the shape of the schedule only, so it
     comes after them, divided by lr. lamb's is a part of the update whose norm counts; without decay
-    there is no trust ratio, and lamb is adam.
+    there is no trust ratio, and lamb is adam. lars has decayed before its momentum.
     """
     mults = []
     if config.lr_mults:
         mults.append(scale_by_path(config.lr_mults))
     if config.layer_decay != 1.0:
         mults.append(scale_by_layer(config.layer_decay, depth))
-    times_lr = config.name == "lamb" or config.wd_times_lr
+    times_lr = config.name in ("lamb", "lars") or config.wd_times_lr
     decay = []
-    if config.wd:
-        wd = config.wd if times_lr else config.wd / config.lr
-        decay.append(decay_by_path(wd, config.wd_mults))
+    if (config.wd or config.wd_end) and config.name != "lars":
+        divisor = 1.0 if times_lr else config.lr
+        decay.append(weight_decay(config, total_steps, divisor))
         if config.name == "lamb":
             decay.append(scale_by_trust_ratio(config.wd_mults))
     return decay + mults if times_lr else mults + decay
@@ -278,7 +322,7 @@ def make_optimizer(config, params, total_steps: int, whole=None):
             "set it to 1"
         )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
-    if config.wd:
+    if config.wd or config.wd_end:
         check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults], params)
     clip = optax.identity()
     if config.grad_clip_norm:
@@ -286,7 +330,7 @@ def make_optimizer(config, params, total_steps: int, whole=None):
     tx = optax.chain(
         clip,
         optimizer,
-        *decay_and_mults(config, depth),
+        *decay_and_mults(config, depth, total_steps),
         optax.scale_by_learning_rate(schedule),
     )
     if config.frozen:

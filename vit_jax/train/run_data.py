@@ -6,6 +6,7 @@ What needs TensorFlow is imported inside, so that --help is quick.
 
 from collections.abc import Iterator
 
+from vit_jax import config as configs
 from vit_jax.cli.spool import Files
 from vit_jax.data.left_out import LeftOut
 from vit_jax.distributed import sharding
@@ -20,7 +21,7 @@ def open_training_data(config):
     from vit_jax.data.sources import open as sources
 
     with waiting(f"the index of {config.data.name}"):
-        return sources.open_training(config.data, config.user)
+        return sources.open_training(config.data, config.user, configs.uses_labels(config))
 
 
 def open_evaluations(experiment: Experiment, files: Files) -> dict:
@@ -39,6 +40,21 @@ def open_pipeline(experiment: Experiment, source, files: Files, left_out: LeftOu
     host = pipeline.train_pipeline(config, source, rows, experiment.total_steps, left_out)
     host.skipped.list_in(files, "train")
     return host
+
+
+def first_rows(experiment: Experiment, source, count: int) -> dict:
+    """The first rows of the first batch of training, on the mesh: `count`, or as many more as the
+    devices can divide.
+    """
+    from vit_jax.data import pipeline, to_device
+
+    config = experiment.config
+    mesh = experiment.mesh
+    shards = sharding.batch_shards(mesh)
+    count = min(-(-count // shards) * shards, config.data.batch_size)
+    rows = sharding.local_rows(mesh, count)
+    batches = pipeline.train_pipeline(config, source, rows, total_steps=1).batches()
+    return next(to_device.to_device(batches, mesh, rows, count, prefetch=1))
 
 
 def check_unchanged(source) -> None:

@@ -8,6 +8,11 @@ import jax.numpy as jnp
 from vit_jax.config import own_parts
 
 
+def half_cosine(start: float, end: float, progress):
+    """From `start` to `end`, at a progress from 0 to 1."""
+    return end + (start - end) * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
+
+
 def cosine(progress, steps, *, lr, **_):
     """Half a cosine from lr to 0."""
     return lr * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))

@@ -21,25 +21,21 @@ from vit_jax.weights import load as pretrained
 log = logging.getLogger(__name__)
 
 
-def init_params(model, seed):
-    """Fresh parameters; traceable. The loop layout is initialised first, so that scan changes no
-    number.
-    """
-    params = model.with_scan(False).init(
-        jax.random.key(seed), jnp.zeros((1, *model.image_size, 3))
-    )["params"]
-    return scan_layout.relayout(params, model.scan, jnp.stack)
-
-
-def init_state(config, model, tx) -> step.TrainState:
+def init_state(config, objective, tx) -> step.TrainState:
     """A fresh state; traceable."""
-    return step.create_state(init_params(model, config.seed), tx, config.optim.ema_decay)
+    return create_state(config, objective, tx, objective.init(config.seed))
 
 
-def abstract_state(config, model, tx, mesh) -> step.TrainState:
+def create_state(config, objective, tx, params) -> step.TrainState:
+    """A state before the first update; traceable."""
+    return step.create_state(params, tx, config.optim.ema_decay, objective.running())
+
+
+def abstract_state(config, objective, tx, mesh) -> step.TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
-    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
-    shapes = jax.eval_shape(create, adapt.abstract_params(model))
+    create = functools.partial(create_state, config, objective, tx)
+    shapes = jax.eval_shape(create, objective.abstract_params())
+    shapes = dataclasses.replace(shapes, teacher=objective.abstract_teacher())
     place = sharding.param_specs(shapes, mesh, config.mesh.zero)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place
@@ -65,13 +61,35 @@ def shardings(abstract):
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
 
-def fresh_state(config, model, tx, abstract) -> step.TrainState:
-    """A fresh state, where `abstract` says."""
-    return jax.jit(lambda: init_state(config, model, tx), out_shardings=shardings(abstract))()
+def fresh_state(experiment) -> step.TrainState:
+    """A fresh state, placed on the mesh."""
+
+    def init():
+        return init_state(experiment.config, experiment.objective, experiment.tx)
+
+    return with_teacher(jax.jit(init, out_shardings=trained_shardings(experiment))(), experiment)
+
+
+def trained_shardings(experiment) -> step.TrainState:
+    """Shardings of a state without a teacher."""
+    return shardings(dataclasses.replace(experiment.abstract_state, teacher={}))
+
+
+def with_teacher(state: step.TrainState, experiment) -> step.TrainState:
+    """The state with the parameters of the teacher, if the run has one."""
+    if experiment.teacher is None:
+        return state
+    teacher = experiment.teacher.place(experiment.abstract_state.teacher)
+    return dataclasses.replace(state, teacher=teacher)
 
 
 def as_dict(state: step.TrainState) -> dict:
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    """What a checkpoint holds."""
+    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    del values["teacher"]
+    if not values["running"]:  # as in all checkpoints of objectives without it
+        del values["running"]
+    return values
 
 
 @jax.jit
@@ -92,8 +110,8 @@ def to_this_layout(state: dict, model, abstract) -> step.TrainState:
 def saved_layout(experiment, meta: dict) -> dict:
     """The state of an experiment as the checkpoint with these facts has it: its layer layout."""
     model = experiment.model.with_scan(meta["model"].get("scan", False))
-    abstract = abstract_state(experiment.config, model, experiment.tx, experiment.mesh)
-    return as_dict(abstract)
+    objective = dataclasses.replace(experiment.objective, model=model)
+    return as_dict(abstract_state(experiment.config, objective, experiment.tx, experiment.mesh))
 
 
 def check_branch(experiment, meta: dict) -> None:
@@ -167,21 +185,38 @@ def branched_state(experiment) -> tuple[int, step.TrainState]:
     state = checkpoint.read_state(folder, functools.partial(saved_layout, experiment))
     log.info("branches from %s", folder)
     state = to_this_layout(state, experiment.model, experiment.abstract_state)
-    return meta["step"], state
+    return meta["step"], with_teacher(state, experiment)
 
 
-def pretrained_state(config, weights, model, tx, abstract) -> step.TrainState:
-    """A state that starts from loaded weights, with a new head."""
+def pretrained_state(experiment, weights) -> step.TrainState:
+    """A state that starts from loaded weights, with a new head, and with what the weights have of
+    the objective.
+    """
+    config = experiment.config
+    model = experiment.model
+    objective = experiment.objective
     adapt.check_same_function(weights, model)
     params = adapt.adapt(weights, model, True, config.init_allow)
     params = scan_layout.relayout(params, model.scan, jnp.stack)
+    abstract = experiment.abstract_state
+    extra = objective.extra_of(weights)
+    fresh = [name for name in objective.extra if name not in extra]
+    for name in objective.extra:
+        log.info("%s: %s", name, "fresh" if name in fresh else "that of the weights")
 
     def put(value, goal):
         return jax.device_put(value.astype(goal.dtype), goal.sharding)
 
-    params = jax.tree.map(put, params, abstract.params)
-    create = functools.partial(step.create_state, tx=tx, ema_decay=config.optim.ema_decay)
-    return jax.jit(create, out_shardings=shardings(abstract))(params)
+    params |= extra
+    params = jax.tree.map(put, params, {name: abstract.params[name] for name in params})
+
+    def create(params):
+        new = {name: objective.init(config.seed)[name] for name in fresh}
+        return create_state(config, objective, experiment.tx, params | new)
+
+    return with_teacher(
+        jax.jit(create, out_shardings=trained_shardings(experiment))(params), experiment
+    )
 
 
 def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.TrainState]:
@@ -197,10 +232,10 @@ def start_state(experiment, checkpointer, weights=None) -> tuple[int, step.Train
     restored = checkpointer.restore(functools.partial(saved_layout, experiment))
     if restored:
         number, state = restored
-        return number, to_this_layout(state, model, abstract)
+        return number, with_teacher(to_this_layout(state, model, abstract), experiment)
     if config.branch_from:
         return branched_state(experiment)
     if config.init_from:
         weights = weights or read_weights(config)
-        return 0, pretrained_state(config, weights, model, experiment.tx, abstract)
-    return 0, fresh_state(config, model, experiment.tx, abstract)
+        return 0, pretrained_state(experiment, weights)
+    return 0, fresh_state(experiment)

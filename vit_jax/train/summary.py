@@ -3,6 +3,7 @@
 import jax
 
 from vit_jax.config import is_own
+from vit_jax.data import shapes
 from vit_jax.data.sources import catalog
 from vit_jax.distributed import sharding
 from vit_jax.errors import printable
@@ -26,17 +27,18 @@ def model_line(experiment, params) -> str:
             f"{model.grid[0]} x {model.grid[1]} patches of {model.cell[0]} x {model.cell[1]} "
             "pixels, "
         )
+    classes = f"{model.num_classes or 'no'} classes"
     return (
-        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}"
-        f"{model.num_classes} classes"
+        f"model       {experiment.config.model.variant}, {count:,} parameters, {patches}{classes}"
     )
 
 
 def flops_line(experiment) -> str:
     forward = experiment.model.flops
-    run = 3 * forward * experiment.config.data.batch_size * experiment.total_steps
+    training = experiment.objective.train_flops
+    run = training * experiment.config.data.batch_size * experiment.total_steps
     return (
-        f"FLOPs       {forward / 1e9:.2f} G forward, {3 * forward / 1e9:.2f} G training per image; "
+        f"FLOPs       {forward / 1e9:.2f} G forward, {training / 1e9:.2f} G training per image; "
         f"{run:.3g} in all"
     )
 
@@ -45,7 +47,7 @@ def data_line(experiment) -> str:
     config = experiment.config
     batch = config.data.batch_size
     microbatches = f" in {config.accum_steps} microbatches" if config.accum_steps > 1 else ""
-    mib = batch * 3 * config.image_size**2 / 2**20
+    mib = batch * shapes.num_bytes(shapes.of_training(config)) / 2**20
     name = catalog.data_name(config.data)
     return (
         f"data        {name}, {experiment.facts.num_examples:,} examples, batch {batch}"
@@ -71,10 +73,26 @@ def mesh_line(experiment, params) -> str:
     return f"mesh        {sizes}{zero}; {share:.0%} of the parameters are split over devices"
 
 
+def teacher_lines(experiment) -> list[str]:
+    """The teacher of a distillation, if there is one."""
+    if experiment.teacher is None:
+        return []
+    settings = experiment.config.distill
+    model = experiment.teacher.model
+    count = sum(leaf.size for leaf in jax.tree.leaves(experiment.abstract_state.teacher))
+    height, width = model.image_size
+    name = settings.teacher or settings.teacher_variant
+    return [
+        f"teacher     {name}, {count:,} parameters, images of {height} x {width} pixels, "
+        f"{model.flops / 1e9:.2f} G forward, teacher_every={settings.teacher_every}"
+    ]
+
+
 def head(experiment, params) -> list[str]:
     """Parameters, FLOPs, data, schedule, mesh; `params`: ShapeDtypeStructs."""
     return [
         model_line(experiment, params),
+        *teacher_lines(experiment),
         flops_line(experiment),
         data_line(experiment),
         schedule_line(experiment),

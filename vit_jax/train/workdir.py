@@ -90,7 +90,11 @@ ADDED = {
     ("data.augment", ()),
     ("data.class_balance", 0.0),
     ("data.exif_rotation", False),
+    ("data.unlabelled", False),
     ("early_stopping", 0),
+    ("model.mlp", ""),
+    ("objective", "classify"),
+    ("optim.wd_end", 0.0),
 }
 
 
@@ -130,9 +134,17 @@ def differences(config, saved: Mapping, matters: Callable[[str], bool] = is_fixe
 
 
 def check(
-    workdir: epath.Path, config, fingerprint: str, matters: Callable[[str], bool] = is_fixed
+    workdir: epath.Path,
+    config,
+    fingerprint: str,
+    matters: Callable[[str], bool] = is_fixed,
+    teacher: str = "",
 ) -> None:
-    """Refuses a workdir that holds another run, or whose training data have changed since it began.
+    """Refuses a workdir that holds another run, or whose training data or teacher have changed
+    since it began.
+
+    Args:
+      fingerprint, teacher: of the training data and of the teacher's parameters.
 
     Raises:
       UserError: it names the keys that differ.
@@ -148,6 +160,7 @@ def check(
             return
         different = differences(config, saved["config"], is_kept)
         began = saved.get("data_fingerprint", fingerprint)
+        taught_by = saved.get("teacher_fingerprint", teacher)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} can't be read ({error}): choose another --workdir") from error
     except OSError as error:
@@ -164,6 +177,12 @@ def check(
             f"{config.data.name} is not what it was when the run in --workdir={workdir} began "
             f"(fingerprint {began}, now {fingerprint}): files were added, removed or renamed; "
             "restore them, or choose another --workdir"
+        )
+    if taught_by != teacher:
+        raise UserError(
+            f"{config.distill.teacher} is not the teacher with which the run in "
+            f"--workdir={workdir} began (fingerprint {taught_by}, now {teacher}): restore its "
+            "weights, or choose another --workdir"
         )
 
 
@@ -195,11 +214,13 @@ def continuation(workdir: epath.Path) -> str:
     return "nothing is saved, and the same command begins again"
 
 
-def claim(workdir: epath.Path, config, fingerprint: str) -> None:
-    """Writes config.json: the resolved config, what the training data are, versions, commit and
-    command.
+def claim(workdir: epath.Path, config, fingerprint: str, teacher: str = "") -> None:
+    """Writes config.json: the resolved config, what the training data and the teacher are,
+    versions, commit and command.
     """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
+    if teacher:
+        record["teacher_fingerprint"] = teacher
     record |= dict(
         versions=versions.versions(),
         commit=versions.commit(),

@@ -4,7 +4,6 @@ as soon as it is done.
 
 import concurrent.futures
 import dataclasses
-import functools
 import itertools
 import logging
 import os
@@ -23,7 +22,7 @@ from vit_jax.distributed import messages, preflight, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.models import preparation
 from vit_jax.train import experiment, workdir
-from vit_jax.train import state as states
+from vit_jax.train.objectives.objective import Objective
 from vit_jax.vtab import report, task_data
 from vit_jax.vtab.trainer import Examples, Finetuner, Setting, resized_side
 from vit_jax.weights import adapt
@@ -47,7 +46,7 @@ def make_model(config, mesh):
     """
     if not config.init_from:
         model = experiment.make_model(config, CLASSES)
-        return model, jax.jit(functools.partial(states.init_params, model))
+        return model, jax.jit(Objective(model).init)
     default = configs.defaults().model
     changed = {k: value for k, value in config.model.items() if value not in (None, default[k])}
     fixed = [key for key in changed if configs.shapes_state(f"model.{key}")]

@@ -20,7 +20,9 @@ from vit_jax.data.sources.vtab_tasks import RESIZE_RATIO
 from vit_jax.distributed import hardware, sharding, watchdog
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import classification
+from vit_jax.models import losses
 from vit_jax.train import optim, step
+from vit_jax.train.objectives.classify import Classify
 
 log = logging.getLogger("vit_jax.vtab")
 
@@ -230,19 +232,17 @@ class Finetuner:
         make_batch = make_preprocess(plain, model.normalize, model.num_classes)
 
         def train_step(state, examples, lr, seed):
-            def apply_fn(params, image, key):
-                logits = model.apply({"params": params}, image, train=True, rngs={"dropout": key})
-                return mask_logits(logits, examples.num_classes)
+            def loss_fn(logits, label):
+                return losses.LOSSES[config.loss](mask_logits(logits, examples.num_classes), label)
 
             tx, schedule = optimizer(state.params, lr)
             update = step.make_train_step(
-                apply_fn,
+                Classify(model, loss_fn),
                 tx,
                 schedule,
                 prng=config.prng,
                 accum_steps=config.accum_steps,
                 ema_decay=config.optim.ema_decay,
-                loss=config.loss,
                 preprocess=make_batch,
                 seed=seed,
                 max_skipped=config.max_skipped,

@@ -22,7 +22,8 @@ from vit_jax.weights.scan_layout import flatten, unflatten
 log = logging.getLogger(__name__)
 
 HEADS = ("head", "head_dist")
-SIZES = ("width", "depth", "mlp_dim", "num_heads")  # 0 means that of the variant
+HINT = 'this is another architecture: choose a model that fits, or add allow="NAME"'
+SIZES = ("width", "depth", "mlp_dim", "num_heads", "mlp")  # 0 or "": that of the variant
 TOKENS = ("class_token", "distilled", "registers")  # another pooling may bring other ones
 
 
@@ -307,8 +308,10 @@ def apply_allow(params: dict, target: dict, model, allow: str, report: Report) -
     return params
 
 
-def compare(params: dict[str, np.ndarray], target: dict, file_names=None) -> None:
-    """Raises UserError with the first parameter that is missing, unused or of another shape."""
+def compare(params: dict[str, np.ndarray], target: dict, file_names=None, hint: str = HINT) -> None:
+    """Raises UserError with the first parameter that is missing, unused or of another shape, and
+    with `hint`, what to do.
+    """
     file_names = file_names or {}
 
     def in_the_file(names):
@@ -317,7 +320,6 @@ def compare(params: dict[str, np.ndarray], target: dict, file_names=None) -> Non
     missing = sorted(target.keys() - params.keys())
     unused = sorted(params.keys() - target.keys())
     counts = f"{len(missing)} missing, {len(unused)} unused"
-    hint = 'this is another architecture: choose a model that fits, or add allow="NAME"'
     if missing:
         near = nearest(*in_the_file(missing[:1]), in_the_file(unused))
         name = in_file(missing[0], file_names)

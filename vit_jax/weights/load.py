@@ -13,6 +13,8 @@ from vit_jax.cli import regular
 from vit_jax.cli.log import silent
 from vit_jax.errors import UserError, one_line
 from vit_jax.models import classifier, create
+from vit_jax.models.mae import MaskedAutoencoder
+from vit_jax.weights import autoencoder
 from vit_jax.weights.adapt import HEADS, adapt_and_report, resample_posemb
 from vit_jax.weights.formats import (
     big_vision,
@@ -66,12 +68,23 @@ def read_checkpoint(path, grid=None) -> Weights:
         params = checkpoint.read_params(folder)
     try:
         model = create.create(None, **meta["model"])
+        extra = meta.get("extra", ())  # what the objective of the run had besides
         fields = create.fields(model)
         fields |= {name: value for name, value in INFERENCE.items() if name in fields}
         if "Transformer" in params:
             params = unstack_blocks(params)
-        class_names = tuple(meta["class_names"])
-        weights = Weights(flatten(params), fields, class_names, meta["config"]["loss"])
+        class_names = tuple(meta["class_names"]) if model.num_classes else ()
+        config = meta["config"]
+        objective = config.get("objective", "")
+        weights = Weights(
+            flatten({name: value for name, value in params.items() if name not in extra}),
+            fields,
+            class_names,
+            config.get("loss", ""),
+            objective=objective,
+            settings=config.get(objective, {}),
+            extra=flatten({name: value for name, value in params.items() if name in extra}),
+        )
         if not configs.is_own(model.architecture):
             check_blocks(model, weights.params)
     except MALFORMED as error:
@@ -171,8 +184,14 @@ def read(path, grid=None, image_size=None, num_heads=None, posemb=None) -> Weigh
 
 
 def from_pretrained(
-    path, num_classes=None, image_size=None, grid=None, allow: str = "", **overrides
-) -> Pretrained:
+    path,
+    num_classes=None,
+    image_size=None,
+    grid=None,
+    allow: str = "",
+    objective: str | None = None,
+    **overrides,
+) -> Pretrained | tuple[MaskedAutoencoder, dict]:
     """Loads weights and creates the model that they are for.
 
     Args:
@@ -184,29 +203,36 @@ def from_pretrained(
       grid: (h, w) of the saved patch tokens, if the file does not show it.
       allow: regular expression for names of parameters that may be missing (they are initialised)
         or unused (they are dropped).
+      objective: "mae" for the whole autoencoder that the weights were trained as, with its decoder.
       **overrides: fields of the model, such as `pool`, `patch_size`, `gelu`, `dtype`; see
-        `models.create.create`.
+        `models.create.create`. Of an autoencoder also `mask_ratio` and `norm_pixels`.
 
     Returns:
       (model, params): logits = model.apply({"params": params}, image). The pair also has the class
-      names and the report of all changes, which are logged, too.
+      names and the report of all changes, which are logged, too. With objective="mae":
+      (autoencoder, params), as `train.objectives.mae.forward` takes them.
 
     Raises:
       UserError: the file can't be read or does not fit.
     """
     weights = read(path, grid, image_size, overrides.get("num_heads"), overrides.get("posemb"))
+    if objective is not None:
+        autoencoder.check_wanted(objective, num_classes, allow)
+        return autoencoder.build(weights, image_size, **overrides)
     return build(weights, num_classes, image_size, allow, **overrides)
 
 
 def pooled_as(weights: Weights, pool: str | None) -> dict:
     """Fields of the weights' model with another pooling; None: with its own.
 
-    Then timm's models still have a class token; the published ones do not.
+    Then timm's models and autoencoders still have a class token, as in timm and in the published
+    code; others do not.
     """
     fields = weights.fields
     if fields["architecture"] != "vit" or pool in (None, fields["pool"]):
         return fields
-    has_token = weights.format == "timm" and "cls" in weights.params
+    keeps_token = weights.format == "timm" or weights.objective == "mae"
+    has_token = keeps_token and "cls" in weights.params
     return fields | dict(pool=pool, class_token=has_token)
 
 

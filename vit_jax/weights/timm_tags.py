@@ -20,7 +20,7 @@ MODELS = {
     "dino": ("vit_small_patch8_224",),
     "lvd142m": tuple(
         f"vit_{size}_patch14{registers}_dinov2"
-        for size in ("small", "base", "large")
+        for size in ("small", "base", "large", "giant")
         for registers in ("", "_reg4")
     ),
     "fb_in1k": (

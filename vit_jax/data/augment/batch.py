@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data.augment import erase, mix, randaugment, three_augment
+from vit_jax.data.augment import erase, mix, randaugment, three_augment, views
 from vit_jax.models import losses
 
 # Purposes of an example's random choices; each has its own key.
 FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)
+VIEWS = 0x76696577
 
 
 def keys(seed, purpose: int):
@@ -41,7 +43,11 @@ def augment_pixels(data, image, seed):
 
 
 def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
-    """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`."""
+    """f(batch, key of the step) -> dict of float32 `image`, `label` [batch, classes] and `mask`,
+    and `seed` as it was.
+    """
+    if configs.has_views(config):
+        return make_views(config, normalize, num_classes)
     data = config.data
     own = make_own(config)
 
@@ -57,7 +63,26 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
         image, label, mask = mix.mix_batch(
             key, image, label, batch["mask"], config.mixup, config.cutmix
         )
-        return dict(image=image, label=label, mask=mask)
+        return dict(image=image, label=label, mask=mask, seed=batch["seed"])
+
+    return preprocess
+
+
+def make_views(config, normalize: Callable, num_classes: int) -> Callable:
+    """The same if examples have several views: `image` [batch, 2, H, W, 3] and `local` [batch,
+    views, side, side, 3]; the key of the step has no effect.
+    """
+
+    def preprocess(batch, key) -> dict:
+        key = keys(batch["seed"], VIEWS)
+        image, local = views.augment_views(
+            key, batch["image"], batch.get("local"), config.data.flip
+        )
+        label = losses.targets(batch["label"], num_classes)
+        result = dict(image=normalize(image), label=label, mask=batch["mask"], seed=batch["seed"])
+        if local is not None:
+            result["local"] = normalize(local)
+        return result
 
     return preprocess
 

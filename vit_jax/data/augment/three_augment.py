@@ -95,6 +95,15 @@ def mean(grey):
     return (2 * grey.sum((1, 2, 3), keepdims=True) + count) // (2 * count)
 
 
+def jitter(image, factors, which):
+    """One of the three changes of `color_jitter` to each image: which, int32 [batch]."""
+    grey = luma(image)
+    factor = jnp.take_along_axis(factors, which[:, None], 1)[:, 0]
+    which = which[:, None, None, None]
+    base = jnp.where(which == 0, 0, jnp.where(which == 1, mean(grey), grey))
+    return blend(base, image, factor)
+
+
 def color_jitter(image, factors, order):
     """Brightness, contrast and saturation in a given order, each by its factor; 1 changes nothing.
 
@@ -105,12 +114,8 @@ def color_jitter(image, factors, order):
       factors: float32 [batch, 3].
       order: int32 [batch, 3], a permutation of 0 (brightness), 1 (contrast) and 2 (saturation).
     """
-    for step in order.T:
-        grey = luma(image)
-        factor = jnp.take_along_axis(factors, step[:, None], 1)[:, 0]
-        step = step[:, None, None, None]
-        base = jnp.where(step == 0, 0, jnp.where(step == 1, mean(grey), grey))
-        image = blend(base, image, factor)
+    for which in order.T:
+        image = jitter(image, factors, which)
     return image
 
 

@@ -12,6 +12,11 @@ def run(config, args) -> dict:
             f"data check got {found} of FOLDER and --config: give a folder of images, or a config "
             "whose data sets are checked"
         )
+    if args.unlabelled and not args.folder:
+        raise UserError(
+            "--unlabelled has no effect with --config, whose objective decides whether labels are "
+            "read: leave it out"
+        )
     if not args.folder:
         return of_config.run(config, args)
     if args.overrides:
@@ -19,4 +24,4 @@ def run(config, args) -> dict:
             f"{args.overrides[0]} has no effect without --config: leave it out, or give a config "
             "instead of FOLDER"
         )
-    return of_files.run(args.folder, args.out)
+    return of_files.run(args.folder, args.out, labelled=not args.unlabelled)

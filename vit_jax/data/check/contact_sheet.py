@@ -43,22 +43,38 @@ def must_be_writable(folder: str) -> None:
         raise write_error(folder, error) from None
 
 
+def pictures(batch: dict) -> tuple[list[tuple], int]:
+    """((image, label, mask) of all that is drawn, how many are in a row). Of examples with views,
+    each of the first has a row for all of them.
+    """
+    if batch["image"].ndim == 4:
+        return list(zip(batch["image"], batch["label"], batch["mask"], strict=True)), COLUMNS
+    found = []
+    for i in range(min(len(batch["image"]), SHOWN // COLUMNS)):
+        views = [*batch["image"][i], *batch.get("local", batch["image"][:, :0])[i]]
+        found += [(view, batch["label"][i], batch["mask"][i]) for view in views]
+    return found, len(views)
+
+
 def draw(batch: dict, names, path: pathlib.Path) -> None:
     """Draws the images of a batch with their classes.
+
+    Args:
+      names: of the classes, () if they have only numbers; None if there are no classes.
 
     Raises:
       UserError: the file can't be written.
     """
-    side = max(96, min(batch["image"].shape[1], 160))
+    side = max(96, min(batch["image"].shape[-3], 160))
     width = side + 4
     height = side + LINES * LINE_HEIGHT
-    rows = -(-len(batch["image"]) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * width, rows * height), "white")
+    examples, columns = pictures(batch)
+    rows = -(-len(examples) // columns)
+    sheet = Image.new("RGB", (columns * width, rows * height), "white")
     pen = ImageDraw.Draw(sheet)
-    examples = zip(batch["image"], batch["label"], batch["mask"], strict=True)
     for i, (image, label, mask) in enumerate(examples):
-        x = i % COLUMNS * width
-        y = i // COLUMNS * height
+        x = i % columns * width
+        y = i // columns * height
         sheet.paste(Image.fromarray(image).resize((side, side)), (x, y))
         caption = printable(caption_of(label, names)) if mask else "can't be read"
         font = fonts.font_for(caption)
@@ -73,6 +89,8 @@ def draw(batch: dict, names, path: pathlib.Path) -> None:
 
 def caption_of(label: np.ndarray, names) -> str:
     """The classes of one image, which has one label or several."""
+    if names is None:
+        return ""
     classes = [i for i in np.atleast_1d(label) if i >= 0]
     return ", ".join(str(names[i]) if names else f"class {i}" for i in classes)
 

@@ -3,13 +3,16 @@ it contains, and a contact sheet of its images.
 """
 
 import contextlib
+from collections.abc import Callable
 
+import ml_collections
 import numpy as np
 import tensorflow as tf
 from rich.table import Table
 
+from vit_jax import config as configs
 from vit_jax.cli.terminal import Console
-from vit_jax.config import is_own
+from vit_jax.config import eval_defaults, is_own
 from vit_jax.data import pipeline
 from vit_jax.data.check import contact_sheet
 from vit_jax.data.sources import catalog, ignored, source, splits, vtab_tasks
@@ -22,13 +25,13 @@ SCAN_SIZE = 32  # pixels, to which --scan resizes the images
 USUAL_SIZE = 224  # used for image_size=0, which lets the weights decide in evaluate
 
 
-def overview(name: str, data_dir: str) -> dict:
+def overview(name: str, data_dir: str, labelled: bool) -> dict:
     """The location of a data set, its version, and the sizes of its splits; nothing is known of one
     of the user's own.
     """
     if is_own(name):
         return {}
-    listing = catalog.listing(name)
+    listing = catalog.listing(name, labelled)
     if listing is not None:
         where = name.partition(":")[2] or "scikit-learn"
         counts = {key: len(part) for key, part in splits.without_aliases(listing.splits).items()}
@@ -76,7 +79,7 @@ def statistics(batch: dict) -> dict:
 
 def corrupt_images(config, opened: source.Source) -> list[str]:
     """Names of all images that can't be decoded; reads the whole split."""
-    data = config.data.copy_and_resolve_references()
+    data = ml_collections.ConfigDict(eval_defaults()["data"])
     data.crop = "resize"
     rows = np.arange(256)
     host = pipeline.eval_pipeline(
@@ -109,7 +112,7 @@ def check_images(config, args, report: dict, opened: source.Source) -> None:
     batch = sample(config, opened, report["use"])
     report |= statistics(batch)
     sheet = contact_sheet.file_of(args.out, report["use"], report["name"], report["split"])
-    contact_sheet.draw(batch, opened.class_names, sheet)
+    contact_sheet.draw(batch, opened.class_names if opened.num_classes else None, sheet)
     if args.scan:
         corrupt = corrupt_images(config, opened)
     else:
@@ -119,29 +122,38 @@ def check_images(config, args, report: dict, opened: source.Source) -> None:
         report["error"] = f"{len(corrupt)} images can't be decoded, the first is {corrupt[0]}"
 
 
-def open_for(report: dict, data_dir: str, open_it) -> source.Source:
+def open_for(
+    report: dict, data_dir: str, open_it: Callable, labelled: bool = True
+) -> source.Source:
     """Opens one data set, and adds its location and contents to its report."""
     sources.must_be_reachable(report["name"], data_dir)
-    report |= overview(report["name"], data_dir)
+    report |= overview(report["name"], data_dir, labelled)
     opened = open_it()
     report |= dict(num_examples=len(opened), num_classes=opened.num_classes)
     return opened
 
 
-def check_part(name: str, split: str, data_dir: str, user) -> dict:
+def check_part(config, name: str, split: str) -> dict:
     """The report on one part of a mixture, without images: those of the mixture are checked."""
+    data_dir = config.data.data_dir
+    labelled = configs.uses_labels(config)
     report = new_report("train", name, split)
     with errors_in(report):
-        open_for(report, data_dir, lambda: sources.open_source(name, split, data_dir, user))
+        open_for(
+            report,
+            data_dir,
+            lambda: sources.open_source(name, split, data_dir, config.user, labelled),
+            labelled,
+        )
         report["ready"] = True
     return report
 
 
-def open_mixture(report: dict, parts: list[dict], data, user) -> source.Source:
+def open_mixture(report: dict, parts: list[dict], open_it: Callable) -> source.Source:
     errors = [part["error"] for part in parts if "error" in part]
     if errors:
         raise UserError(errors[0])
-    opened = sources.open_training(data, user)
+    opened = open_it()
     report |= dict(num_examples=len(opened), num_classes=opened.num_classes)
     return opened
 
@@ -151,19 +163,22 @@ def check_training(config, args) -> tuple[list[dict], catalog.Facts | None]:
     training would accept them.
     """
     data = config.data
+    labelled = configs.uses_labels(config)
     parts = []
     facts = None
+
+    def open_it() -> source.Source:
+        return sources.open_training(data, config.user, labelled)
+
     if data.name == "mixture":
         for name, split, _ in catalog.mixture_parts(data):
-            parts.append(check_part(name, split, data.data_dir, config.user))
+            parts.append(check_part(config, name, split))
     report = new_report("train", data.name, "" if parts else data.split)
     with errors_in(report):
         if parts:
-            opened = open_mixture(report, parts, data, config.user)
+            opened = open_mixture(report, parts, open_it)
         else:
-            opened = open_for(
-                report, data.data_dir, lambda: sources.open_training(data, config.user)
-            )
+            opened = open_for(report, data.data_dir, open_it, labelled)
         facts = catalog.found(config, opened)
         check_images(config, args, report, opened)
     return [*parts, report], facts
@@ -183,7 +198,7 @@ def check_eval(config, args, name: str, facts: catalog.Facts | None) -> dict:
             data_dir,
             lambda: sources.open_source(data_name, data.split, data_dir, config.user),
         )
-        if facts:
+        if facts and config.evals[name].type == "classification":
             opened = source.with_classes(
                 opened, facts.class_names, facts.num_classes, f"evals.{name}"
             )

@@ -41,7 +41,7 @@ class Opened:
     warnings: list[Finding]
 
 
-def open_folder(root: str) -> Opened:
+def open_folder(root: str, labelled: bool) -> Opened:
     root = storage.absolute(root)
     if not storage.is_folder(root):
         storage.must_exist(root, "image folder", "correct the path")
@@ -49,7 +49,8 @@ def open_folder(root: str) -> Opened:
     problems: list[str] = []
     arrays, unused = folder.scan(root, problems)
     folders = list(index_cache.Strings.of(arrays, "folders"))
-    found = folder.layout(root, folders, arrays["counts"])
+    arrange = folder.layout if labelled else folder.layout_without_classes
+    found = arrange(root, folders, arrays["counts"])
     problems += found.problems
     warnings = [
         Finding(f"files {kind}", unused[kind], unused.paths[kind])
@@ -66,16 +67,16 @@ def open_folder(root: str) -> Opened:
     return Opened(folder.listing(root, arrays, found), faults, warnings)
 
 
-def open_files(name: str) -> Opened:
+def open_files(name: str, labelled: bool) -> Opened:
     kind, _, where = name.partition(":")
     if kind == "folder":
-        return open_folder(where)
+        return open_folder(where, labelled)
     if kind == "csv":
         storage.must_exist(storage.absolute(where), name, "correct it")
     else:
         tars.find(storage.absolute(where))  # an error if there are none
     try:
-        return Opened(catalog.LISTED[kind](where), [], [])
+        return Opened(catalog.LISTED[kind](where, labelled), [], [])
     except UserError as error:
         return Opened(None, [Finding("fault of the files as a whole", 1, [str(error)])], [])
 
@@ -150,11 +151,12 @@ def draw(data: Described, name: str, folder_: str) -> str:
     rows = np.arange(len(numbers))
     how = pipeline.preparation.Preparation(size=(SIDE, SIDE), target=(SIDE, SIDE))
     threads = pipeline.cores()
+    most = pipeline.images.most_pixels(threads)
     host = pipeline.Pipeline(
         source=Subset(data.listing, numbers),
         items=pipeline.order.eval_items(len(numbers), len(numbers), rows),
-        image=pipeline.images.eval_image(how, pipeline.images.most_pixels(threads)),
-        size=(SIDE, SIDE),
+        pixels=pipeline.images.alone(pipeline.images.eval_image(how, most)),
+        shapes=pipeline.shapes.of_one(how.size),
         rows=len(numbers),
         steps=1,
         on_corrupt="skip",
@@ -162,7 +164,8 @@ def draw(data: Described, name: str, folder_: str) -> str:
     )
     path = contact_sheet.file_of(folder_, name)
     batch = next(host.arrays(0, 1, skip_failures=True))
-    contact_sheet.draw(batch, data.listing.class_names, path)
+    names = data.listing.class_names if data.listing.num_classes else None
+    contact_sheet.draw(batch, names, path)
     return str(path)
 
 
@@ -189,12 +192,16 @@ def examined(opened: Opened, name: str, out: str) -> dict:
     return report
 
 
-def run(given: str, out: str) -> dict:
-    """Checks files, prints and returns a report; `ready` is true if there is no fault."""
+def run(given: str, out: str, labelled: bool) -> dict:
+    """Checks files, prints and returns a report; `ready` is true if there is no fault.
+
+    Args:
+      labelled: whether the images have classes, or are for training without labels.
+    """
     contact_sheet.must_be_writable(out)
     tf.config.set_visible_devices([], "GPU")
     name = name_of(given)
-    opened = open_files(name)
+    opened = open_files(name, labelled)
     report = dict(faults=opened.faults, warnings=opened.warnings)
     if opened.listing is not None:
         report = examined(opened, name, out)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from PIL import Image
 
+from vit_jax import config as configs
 from vit_jax.config import is_own
 from vit_jax.data import pillow, pipeline
 from vit_jax.data.prepare import download, imagenet21k, writer
@@ -101,6 +102,12 @@ def splits_used(config) -> list[str]:
             used.append(entry.data.split)
     parts = [part for text in used for part in text.split("+")]
     return list(dict.fromkeys(part.partition("[")[0].strip() for part in parts))
+
+
+def needs_labels(config) -> bool:
+    """Whether training or an evaluation reads the labels of `data`."""
+    of_evals = [entry.data.name for entry in config.evals.values()]
+    return configs.uses_labels(config) or bool({"", config.data.name} & set(of_evals))
 
 
 def make_check(threads: int, rotates: bool) -> Callable[[bytes], bytes]:
@@ -271,8 +278,9 @@ def copy(config, args) -> dict:
         raise UserError(
             f"--name={name} is a data set of TFDS, which would be opened instead: choose another"
         )
+    labelled = needs_labels(config)
     parts = {
-        split: sources.open_source(data.name, split, data.data_dir, config.user)
+        split: sources.open_source(data.name, split, data.data_dir, config.user, labelled)
         for split in splits_used(config)
     }
     source = parts[next(iter(parts))]
@@ -285,6 +293,8 @@ def copy(config, args) -> dict:
     origin = origin_of(data.name, args.short_side)
     if not data.exif_rotation:
         origin["exif_rotation"] = False
+    if not labelled:
+        origin["labels"] = False
     data_dir = storage.absolute(args.out)
     target = writer.Target(name, data_dir, source.class_names, source.num_classes, origin)
     return write(target, parts, config, args, rotates)

@@ -102,11 +102,11 @@ def dataset_info(target: Target, results: Mapping[str, list[dict]]):
     """The metadata for TFDS."""
     import tensorflow_datasets as tfds
 
+    features = dict(image=tfds.features.Image(shape=(None, None, 3)))
     if target.class_names:
-        label = tfds.features.ClassLabel(names=list(target.class_names))
-    else:
-        label = tfds.features.ClassLabel(num_classes=target.num_classes)
-    features = dict(image=tfds.features.Image(shape=(None, None, 3)), label=label)
+        features["label"] = tfds.features.ClassLabel(names=list(target.class_names))
+    elif target.num_classes:
+        features["label"] = tfds.features.ClassLabel(num_classes=target.num_classes)
     folder = os.fspath(target.staging)
     origin = json.dumps(target.origin)[:1000]
     info = tfds.core.DatasetInfo(
@@ -114,7 +114,7 @@ def dataset_info(target: Target, results: Mapping[str, list[dict]]):
             name=target.name, version=tfds.core.Version(VERSION), data_dir=folder, module_name=""
         ),
         features=tfds.features.FeaturesDict(features),
-        supervised_keys=("image", "label"),
+        supervised_keys=("image", "label") if target.num_classes else None,
         description=f"Written by python -m vit_jax.data prepare; see prepared.json. {origin}",
     )
     info.set_file_format("array_record")

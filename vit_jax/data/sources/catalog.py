@@ -4,9 +4,10 @@ TensorFlow.
 
 import dataclasses
 
-from vit_jax.config import is_own, meanings
+from vit_jax.config import is_own, meanings, uses_labels
 from vit_jax.data.sources import csv_file, folder, ignored, own, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
+from vit_jax.data.sources.unlabelled import without_labels
 from vit_jax.errors import UserError
 
 
@@ -54,16 +55,16 @@ class Facts:
 LISTED = {"folder": folder.load, "tars": tars.load, "csv": csv_file.load}
 
 
-def listing(name: str) -> Listing | None:
+def listing(name: str, labelled: bool = True) -> Listing | None:
     """The listing of a data set of image files, or None for one that TFDS prepares."""
     kind, _, where = name.partition(":")
     if name == "digits":
         from vit_jax.data.sources import digits  # scikit-learn takes a second to import
 
-        return digits.load()
+        return digits.load() if labelled else without_labels(digits.load())
     if kind not in LISTED:
         return None
-    found = LISTED[kind](where)
+    found = LISTED[kind](where, labelled)
     ignored.report(name, found.ignored)
     return found
 
@@ -90,14 +91,14 @@ def data_sets(data) -> list[str]:
 
 
 def size_of(
-    name: str, split: str, data_dir: str = "", user=None
+    name: str, split: str, data_dir: str = "", user=None, labelled: bool = True
 ) -> tuple[int, int, tuple[str, ...]]:
     """(examples, classes, class names) without opening a prepared data set; 0 if not known.
 
     `data_dir`, `user`: `config.user`: for a data set of the user's own.
     """
     if is_own(name):
-        source = own.load(name, split, data_dir, user)
+        source = own.load(name, split, data_dir, user, labelled)
         return len(source), source.num_classes, tuple(source.class_names)
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
@@ -106,16 +107,19 @@ def size_of(
         parts = {split: range(count) for split, count in CATALOG[name].examples.items()}
         examples = sum(map(len, splits.pieces(split, parts, name)))
         return examples, CATALOG[name].num_classes, ()
-    opened = listing(name)
+    opened = listing(name, labelled)
     if opened is None:
         return 0, 0, ()
     examples = sum(map(len, splits.pieces(split, opened.splits, name)))
     return examples, opened.num_classes, tuple(opened.class_names)
 
 
-def size_of_mixture(data, user=None) -> tuple[int, int, tuple[str, ...]]:
+def size_of_mixture(data, user=None, labelled: bool = True) -> tuple[int, int, tuple[str, ...]]:
     """The same for `data.mixture`: classes are united by name if all parts have names."""
-    parts = [size_of(name, split, data.data_dir, user) for name, split, _ in mixture_parts(data)]
+    parts = [
+        size_of(name, split, data.data_dir, user, labelled)
+        for name, split, _ in mixture_parts(data)
+    ]
     sizes = [size for size, *_ in parts]
     examples = sum(sizes) if all(sizes) else 0
     names = ()
@@ -127,19 +131,26 @@ def size_of_mixture(data, user=None) -> tuple[int, int, tuple[str, ...]]:
 def declared(config) -> Facts:
     """Facts without reading a record: from the config, else the catalog, else a listing."""
     data = config.data
+    labelled = uses_labels(config)
     if data.name == "mixture":
-        examples, classes, names = size_of_mixture(data, config.user)
+        examples, classes, names = size_of_mixture(data, config.user, labelled)
     else:
-        examples, classes, names = size_of(data.name, data.split, data.data_dir, config.user)
+        parts = (data.name, data.split, data.data_dir, config.user)
+        examples, classes, names = size_of(*parts, labelled)
         if data.subset and examples:
             examples = splits.amount(data.subset, examples, data.name)
     examples = data.num_examples or examples
+    where = f"{data_name(data)} is not known without the data"
+    meant = meanings.data_set_meant(data.name)
+    if not labelled:
+        if not examples:
+            raise UserError(f"the number of examples of {where}: set data.num_examples{meant}")
+        return Facts(examples, 0)
     classes = config.model.num_classes or classes
     if not examples or not classes:
         raise UserError(
-            f"the number of examples and classes of {data_name(data)} is not known without the "
-            "data: set data.num_examples and model.num_classes"
-            f"{meanings.data_set_meant(data.name)}"
+            f"the number of examples and classes of {where}: set data.num_examples and "
+            f"model.num_classes{meant}"
         )
     return Facts(examples, classes, names)
 
@@ -156,12 +167,14 @@ def found(config, source) -> Facts:
     """Facts of an opened source, compared with what the config says."""
     name = data_name(config.data)
     examples = config.data.num_examples
-    classes = config.model.num_classes
     if examples not in (0, len(source)):
         raise UserError(
             f"config key data.num_examples={examples}, but {name} has {len(source)}: correct it, "
             "or set it to 0"
         )
+    if not uses_labels(config):
+        return Facts(len(source), 0)
+    classes = config.model.num_classes
     if classes and classes < source.num_classes:
         raise UserError(
             f"config key model.num_classes={classes} is less than the {source.num_classes} classes "

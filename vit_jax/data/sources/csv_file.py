@@ -2,7 +2,7 @@
 its split.
 
 With a column `labels` instead of `label` an image has any number of labels, separated by
-semicolons.
+semicolons. Training without labels needs neither, and reads none.
 """
 
 import csv
@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage
+from vit_jax.data.sources import index_cache, storage, unlabelled
 from vit_jax.data.sources.alike import check_alike, visible
 from vit_jax.data.sources.listing import Files, Listing, clean_label, distinct, number_classes
+from vit_jax.data.sources.unlabelled import INSTEAD
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 KNOWN = PATH, LABEL, LABELS, SPLIT = "path", "label", "labels", "split"  # columns
 ALIKE = 0.8  # similarity, from which on a column is a misspelled one: "split" and "spilt"
 INDEX = "csv_rows"  # those of earlier versions, called csv, may lack the splits of a column Split
+INDEX_WITHOUT_LABELS = "csv_images"
 
 
 def column_name(text: str) -> str:
@@ -32,22 +34,26 @@ def column_name(text: str) -> str:
     return visible(text).casefold()
 
 
-def check_columns(columns: list[str], where: str) -> None:
+def check_columns(columns: list[str], where: str, labelled: bool) -> None:
     """Raises UserError for columns that are missing or repeated, and a misspelled `split`; warns of
     others, which are ignored.
     """
     kind = LABELS if LABELS in columns and LABEL not in columns else LABEL
-    for column in (PATH, kind):
+    needed = {PATH: PATH}  # column -> how messages call it
+    if labelled:
+        needed[kind] = f"{LABEL} (or {LABELS})"
+    for column in needed:
         if column not in columns:
+            instead = "" if column == PATH else f", {INSTEAD}"
             raise UserError(
                 f"CSV file {where} has no column {column!r}, it has "
                 f"{', '.join(map(repr, columns)) or 'no line'}: its first line must name the "
-                f"columns {PATH}, {LABEL} (or {LABELS}) and, if there are splits, {SPLIT}"
+                f"columns {', '.join(needed.values())} and, if there are splits, {SPLIT}{instead}"
             )
     twice = [column for column in columns if column and columns.count(column) > 1]
     if twice:
         raise UserError(f"CSV file {where} has the column {twice[0]!r} twice: remove one")
-    if LABEL in columns and LABELS in columns:
+    if labelled and LABEL in columns and LABELS in columns:
         raise UserError(
             f"CSV file {where} has both columns {LABEL!r} and {LABELS!r}: remove one, or rename it"
         )
@@ -85,7 +91,7 @@ def texts_of(row: dict[str, str]) -> list[str]:
     return [text for text in row[LABELS].split(";") if text.strip()]
 
 
-def row_of(columns: list[str], cells: list[str], line: str) -> dict:
+def row_of(columns: list[str], cells: list[str], line: str, labelled: bool) -> dict:
     """Text by column, and the list of the labels as `labels`."""
     if len(cells) > len(columns):
         raise UserError(
@@ -95,23 +101,25 @@ def row_of(columns: list[str], cells: list[str], line: str) -> dict:
     row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
     if SPLIT in row:
         row[SPLIT] = row[SPLIT].strip()
-    missing = [column for column in (PATH, LABEL, SPLIT) if row.get(column) == ""]
+    needed = (PATH, LABEL, SPLIT) if labelled else (PATH, SPLIT)
+    missing = [column for column in needed if row.get(column) == ""]
     if missing:
         raise UserError(f"{line} has no {missing[0]}: add it")
-    row[LABELS] = [clean_label(text, line) for text in texts_of(row)]
+    texts = texts_of(row) if labelled else []
+    row[LABELS] = [clean_label(text, line) for text in texts]
     return row
 
 
-def rows(where: str) -> tuple[list[int], list[dict]]:
+def rows(where: str, labelled: bool) -> tuple[list[int], list[dict]]:
     """(number of the line, row) of every image."""
     lines = table(where)
     columns = [column_name(text) for text in next(lines, (0, []))[1]]
-    check_columns(columns, where)
+    check_columns(columns, where, labelled)
     numbers = []
     found = []
     for number, cells in lines:
         numbers.append(number)
-        found.append(row_of(columns, cells, f"line {number} of CSV file {where}"))
+        found.append(row_of(columns, cells, f"line {number} of CSV file {where}", labelled))
     if not found:
         raise UserError(
             f"CSV file {where} lists no images: add a line for each, below the names of the columns"
@@ -148,8 +156,8 @@ def check(where: str, numbers: list[int], paths: list[str], root: str) -> None:
             )
 
 
-def scan(where: str) -> dict[str, np.ndarray]:
-    numbers, found = rows(where)
+def scan(where: str, labelled: bool) -> dict[str, np.ndarray]:
+    numbers, found = rows(where, labelled)
     paths = [row[PATH] for row in found]
     check(where, numbers, paths, os.path.dirname(where))
     labels = [text for row in found for text in row[LABELS]]
@@ -183,7 +191,7 @@ def numbered(counts: np.ndarray, texts, splits: dict[str, np.ndarray], where: st
     return labels, class_names, num_classes
 
 
-def load(where: str) -> Listing:
+def load(where: str, labelled: bool = True) -> Listing:
     """Lists the images of a CSV file."""
     where = storage.absolute(where)
     storage.must_exist(where, "CSV file", "correct data.name=csv:PATH")
@@ -193,13 +201,17 @@ def load(where: str) -> Listing:
     def is_current(arrays) -> bool:
         return tuple(arrays["stamp"]) == storage.stamp(where)
 
-    arrays = index_cache.cached(INDEX, where, lambda: scan(where), is_current)
+    index = INDEX if labelled else INDEX_WITHOUT_LABELS
+    arrays = index_cache.cached(index, where, lambda: scan(where, labelled), is_current)
     paths = index_cache.Strings.of(arrays, "paths")
     texts = index_cache.Strings.of(arrays, "labels")
     names, split = distinct(index_cache.Strings.of(arrays, "splits"))
     check_alike(names, f"CSV file {where}", "splits")
     splits = {name: np.flatnonzero(split == number) for number, name in enumerate(names)}
-    labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
+    if labelled:
+        labels, class_names, num_classes = numbered(arrays["counts"], texts, splits, where)
+    else:
+        labels, class_names, num_classes = unlabelled.numbered(len(paths))
     content = [paths.bytes, paths.ends, texts.bytes, texts.ends]
     content.append("\n".join(names[i] for i in split.tolist()))
     if labels.ndim == 2:

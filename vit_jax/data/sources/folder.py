@@ -11,6 +11,7 @@ from vit_jax.data.sources import index_cache, storage, walk
 from vit_jax.data.sources.alike import alike, check_alike, same_problem
 from vit_jax.data.sources.ignored import BROKEN, Ignored, selected
 from vit_jax.data.sources.listing import SUFFIXES, Files, Listing, in_order
+from vit_jax.data.sources.unlabelled import INSTEAD
 from vit_jax.errors import UserError
 
 SPLITS = {
@@ -82,8 +83,8 @@ def split_folders(root: str, top: list[str], problems: list[str]) -> dict[str, s
                 found[split] = name
     if found and "train" not in found:
         problems.append(
-            f"{root} has {', '.join(found)} but no train folder, which the class numbers come "
-            "from: add it"
+            f"{root} has {', '.join(found)} but no train folder: add it, or rename "
+            f"{', '.join(found.values())}"
         )
     return {split: found[split] for split in SPLITS if split in found}
 
@@ -120,7 +121,7 @@ def label_folders(
     if not sizes:
         problems.append(
             f"{where} has no class folders: put the images of each class in a sub-folder named "
-            "after it"
+            f"after it, {INSTEAD}"
         )
     if classes is None:
         classes = in_order(sizes)
@@ -147,9 +148,10 @@ class Layout:
     """What the folders mean. `problems`: errors of one line, in the order of their weight."""
 
     classes: list[str]
-    labels: np.ndarray  # of each folder, int32, -1 if it is of no class
+    labels: np.ndarray  # of each folder, int32, -1 if its images are not used
     splits: dict[str, np.ndarray]  # numbers of the images by name of the split, aliases included
     problems: list[str]
+    labelled: bool = True
 
 
 def layout(root: str, folders: list[str], counts: np.ndarray) -> Layout:
@@ -176,29 +178,58 @@ def layout(root: str, folders: list[str], counts: np.ndarray) -> Layout:
     if not found:
         classes, labels = label_folders(root, folders, counts, "", None, problems)
         numbers = np.flatnonzero(np.repeat(labels, counts) >= 0)
-        order = np.random.default_rng(SHUFFLE_SEED).permutation(len(numbers))
-        splits["train"] = numbers[order]
+        splits["train"] = shuffled(numbers)
     return Layout(classes, labels, splits, problems)
 
 
-def of_no_class(folders: list[str], counts: np.ndarray, labels: np.ndarray) -> Ignored:
-    """The images that are in no class folder, by kind."""
-    found = Ignored()
+def layout_without_classes(root: str, folders: list[str], counts: np.ndarray) -> Layout:
+    """The same for images without labels, which may be anywhere in a split, or below `root` if
+    there are no split folders.
+    """
+    problems: list[str] = []
+    top = [folder for folder in folders if folder and "/" not in folder]
+    found = split_folders(root, top, problems)
+    is_used = np.zeros(len(folders), bool)
+    splits = {}
+    for split, below in found.items():
+        is_in_split = np.asarray([class_of(folder, below) is not None for folder in folders])
+        is_used |= is_in_split
+        splits |= dict.fromkeys(SPLITS[split], np.flatnonzero(np.repeat(is_in_split, counts)))
+    if not found:
+        is_used[:] = True
+        splits["train"] = shuffled(np.arange(counts.sum()))
+    if not problems and not len(splits["train"]):
+        where = os.path.join(root, found["train"]) if found else root
+        problems.append(f"{where} has no images ({', '.join(SUFFIXES)}): add some")
+    labels = np.where(is_used, 0, -1).astype(np.int32)
+    return Layout([], labels, splits, problems, labelled=False)
+
+
+def shuffled(numbers: np.ndarray) -> np.ndarray:
+    """The images of a folder without split folders, in a fixed order."""
+    return numbers[np.random.default_rng(SHUFFLE_SEED).permutation(len(numbers))]
+
+
+def unused_images(folders: list[str], counts: np.ndarray, found: Layout) -> Ignored:
+    """The images that are in no class folder, or, without labels, in no split, by kind."""
+    unused = Ignored()
     tops = {name for names in SPLITS.values() for name in names}
-    for folder, count, label in zip(folders, counts.tolist(), labels.tolist(), strict=True):
+    for folder, count, label in zip(folders, counts.tolist(), found.labels.tolist(), strict=True):
         if label < 0 and count:
             is_top = not folder or folder.lower() in tops
-            kind = "beside the class folders" if is_top else "outside of the split folders"
-            found[kind] += count
-    return found
+            kind = "outside of the split folders"
+            if found.labelled and is_top:
+                kind = "beside the class folders"
+            unused[kind] += count
+    return unused
 
 
-def load(root: str) -> Listing:
+def load(root: str, labelled: bool = True) -> Listing:
     """Lists a folder; a saved listing is used while no folder has changed.
 
     Class names are those of train, by `in_order`. All names of a split work ("val", "validation").
     Without split folders everything is "train", in a fixed shuffled order, for slices such as
-    train[:90%].
+    train[:90%]. Without labels, folders mean nothing but splits.
     """
     root = root and storage.absolute(root)
     if not root or not storage.is_folder(root):
@@ -209,7 +240,8 @@ def load(root: str) -> Listing:
         "folder", root, lambda: scan(root)[0], lambda arrays: unchanged(root, arrays)
     )
     folders = list(index_cache.Strings.of(arrays, "folders"))
-    found = layout(root, folders, arrays["counts"])
+    arrange = layout if labelled else layout_without_classes
+    found = arrange(root, folders, arrays["counts"])
     if found.problems:
         raise UserError(found.problems[0])
     check_alike(found.classes, root)  # warns of case
@@ -239,5 +271,5 @@ def listing(root: str, arrays, found: Layout) -> Files:
         class_names=tuple(classes),
         num_classes=len(classes),
         fingerprint=index_cache.digest(*content),
-        ignored=Ignored.of(arrays) + of_no_class(folders, counts, found.labels),
+        ignored=Ignored.of(arrays) + unused_images(folders, counts, found),
     )

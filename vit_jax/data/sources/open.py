@@ -1,7 +1,8 @@
 """Opens any data set by its name: digits, folder:PATH, tars:PATH, csv:PATH, vtab:TASK, a mixture,
 MODULE:ATTRIBUTE of the user's own, or one that TFDS has prepared.
 
-`user` is `config.user`, for a data set of the user's own.
+`user` is `config.user`, for a data set of the user's own. With `labelled` False, labels are neither
+needed nor read, and there are 0 classes.
 """
 
 import numpy as np
@@ -25,18 +26,21 @@ def must_be_reachable(name: str, data_dir: str) -> None:
         storage.must_be_reachable(location)
 
 
-def open_source(name: str, split: str, data_dir: str = "", user=None) -> Source:
+def open_source(
+    name: str, split: str, data_dir: str = "", user=None, labelled: bool = True
+) -> Source:
     """Opens a split of a data set."""
     must_be_reachable(name, data_dir)
     tf.config.set_visible_devices([], "GPU")
     if is_own(name):
-        return own.load(name, split, data_dir, user)
+        return own.load(name, split, data_dir, user, labelled)
     if name.startswith(vtab_tasks.PREFIX):
         task = vtab_tasks.vtab(name.removeprefix(vtab_tasks.PREFIX))
-        return vtab_source.open_part(name, task, vtab_source.find(task, data_dir), split)
-    listing = catalog.listing(name)
+        found = vtab_source.find(task, data_dir)
+        return vtab_source.open_part(name, task, found, split, labelled)
+    listing = catalog.listing(name, labelled)
     if listing is None:
-        return tfds_source.load(name, split, data_dir)
+        return tfds_source.load(name, split, data_dir, labelled)
     return Subset(listing, splits.select(split, listing.splits, name))
 
 
@@ -52,13 +56,17 @@ def split_sizes(name: str, data_dir: str = "") -> dict[str, int]:
     return {split: len(numbers) for split, numbers in listing.splits.items()}
 
 
-def open_training(data, user=None) -> Source:
+def open_training(data, user=None, labelled: bool = True) -> Source:
     """What `config.data` trains on: a data set, a stratified part of it, or a mixture."""
+
+    def open_part(name: str, split: str) -> Source:
+        return open_source(name, split, data.data_dir, user, labelled)
+
     if data.name == "mixture":
         parts = catalog.mixture_parts(data)
-        opened = [open_source(name, split, data.data_dir, user) for name, split, _ in parts]
+        opened = [open_part(name, split) for name, split, _ in parts]
         return mixture(opened, [weight for *_, weight in parts], [name for name, *_ in parts])
-    source = open_source(data.name, data.split, data.data_dir, user)
+    source = open_part(data.name, data.split)
     if data.subset:
         source = Subset(source, subset_of(source, data))
     if data.class_balance:

@@ -1,9 +1,10 @@
 """A data set of the user's own: `data.name` = MODULE:ATTRIBUTE, which gives a random-access
 sequence for a split.
 
-Item i is (image, label): the bytes of an image file or uint8 [H, W, 3], and a class number. The
-sequence may also have `class_names` or `num_classes`, `labels` (all of them), and `fingerprint`, a
-text that changes with the data. Needs no TensorFlow but to parse records.
+Item i is (image, label): the bytes of an image file or uint8 [H, W, 3], and a class number; for
+training without labels it may be the image alone. The sequence may also have `class_names` or
+`num_classes`, `labels` (all of them), and `fingerprint`, a text that changes with the data. Needs
+no TensorFlow but to parse records.
 """
 
 import functools
@@ -17,8 +18,9 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config import own_parts
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import splits, unlabelled
 from vit_jax.data.sources.source import Source, Subset
+from vit_jax.data.sources.unlabelled import INSTEAD
 from vit_jax.errors import UserError
 
 LABEL_BYTES = 4  # int32, little-endian, before the image in a record
@@ -27,7 +29,7 @@ LABEL_BYTES = 4  # int32, little-endian, before the image in a record
 class OwnSource(Source):
     """One split of a data set of the user's own. A record is the label, then the encoded image."""
 
-    def __init__(self, part: own_parts.OwnPart, items, split: str):
+    def __init__(self, part: own_parts.OwnPart, items, split: str, labelled: bool):
         self.part = part
         self.items = items
         self.split = split
@@ -36,7 +38,7 @@ class OwnSource(Source):
                 f"gives {own_parts.shown(items)} for split {split!r}, but it must give a sequence "
                 "with __len__ and __getitem__"
             )
-        names, classes = classes_of(part, items)
+        names, classes = classes_of(part, items) if labelled else ((), 0)
         if not len(items):
             raise part.error(f"has no examples in split {split!r}")
         super().__init__(names, classes, "")
@@ -47,7 +49,7 @@ class OwnSource(Source):
         """What is known of the data without reading them: their number, classes and `labels`."""
         facts = [str(len(self)), str(self.num_classes), *self.class_names]
         digest = hashlib.sha256("\0".join(facts).encode())
-        if hasattr(self.items, "labels"):
+        if self.num_classes and hasattr(self.items, "labels"):
             digest.update(self.labels().tobytes())
         return digest.hexdigest()[:16]
 
@@ -60,10 +62,12 @@ class OwnSource(Source):
     def item(self, i: int) -> tuple:
         """(image, label) of example i, of the right types."""
         item = self.items[i]
+        if not self.num_classes:
+            item = (item[0] if isinstance(item, tuple) and item else item, 0)
         if not isinstance(item, tuple) or len(item) != 2:
             raise self.part.error(
                 f"gives {own_parts.shown(item)} as {self.describe(i)}, but it must give a pair "
-                "(image, label)"
+                f"(image, label), {INSTEAD}"
             )
         image, label = item
         is_pixels = getattr(image, "dtype", None) == np.uint8 and image.shape[2:] == (3,)
@@ -93,6 +97,8 @@ class OwnSource(Source):
 
     @functools.cached_property
     def all_labels(self) -> np.ndarray:
+        if not self.num_classes:
+            return unlabelled.labels(len(self))
         labels = getattr(self.items, "labels", None)
         if labels is None:
             labels = [self.part.guard(self.item)(i)[1] for i in range(len(self))]
@@ -132,7 +138,7 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def load(name: str, split: str, data_dir: str = "", user=None) -> Source:
+def load(name: str, split: str, data_dir: str = "", user=None, labelled: bool = True) -> Source:
     """A split of a data set of the user's own, or a slice of one.
 
     Args:
@@ -148,6 +154,6 @@ def load(name: str, split: str, data_dir: str = "", user=None) -> Source:
     names = splits.names(split, name)
     if len(names) > 1:
         raise UserError(f"split {split!r} of {name} has several parts: name one of them")
-    source = OwnSource(part, part(split=names[0], data_dir=data_dir), names[0])
+    source = OwnSource(part, part(split=names[0], data_dir=data_dir), names[0], labelled)
     numbers = splits.select(split, {names[0]: np.arange(len(source))}, name)
     return source if len(numbers) == len(source) else Subset(source, numbers)

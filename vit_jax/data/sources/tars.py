@@ -5,7 +5,7 @@ built once.
 import concurrent.futures
 import dataclasses
 import fnmatch
-import json
+import functools
 import logging
 import os
 import re
@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import index_cache, storage, tar_members, walk
+from vit_jax.data.sources import index_cache, storage, tar_members, unlabelled, walk
 from vit_jax.data.sources.folder import SPLITS
 from vit_jax.data.sources.ignored import HIDDEN, Ignored, is_foreign, selected, suffix_kind
-from vit_jax.data.sources.listing import SUFFIXES, Listing, clean_label, number_classes
+from vit_jax.data.sources.listing import SUFFIXES, Listing, number_classes
 from vit_jax.data.sources.spans import Spans
+from vit_jax.data.sources.tar_labels import label_of
 from vit_jax.data.sources.tar_members import LABELS
 from vit_jax.errors import UserError, printable
 
@@ -113,48 +114,6 @@ def find(where: str) -> tuple[list[str], Ignored]:
     return found, unused
 
 
-def label_in(path: str, name: str, length: int, content: bytes | None) -> str:
-    """The label in a .cls member (its text) or a .json member (its "label")."""
-    if content is None:
-        raise UserError(
-            f"member {name} of {path} has {length} bytes, too many for a label: correct it"
-        )
-    text = content.decode("utf-8", "replace")
-    if not name.lower().endswith(".json"):
-        return text
-    try:
-        label = json.loads(text)["label"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        label = None
-    if not isinstance(label, str | int) or isinstance(label, bool):
-        raise UserError(
-            f'member {name} of {path} is not a JSON object with a "label" that is a text or a '
-            "whole number: correct it"
-        )
-    return str(label)
-
-
-def label_of(path: str, key: str, parts: dict) -> tuple[str, bool]:
-    """The label of one example: in its .cls or .json member, else its folder in the tar, else the
-    name of the tar.
-
-    Returns:
-      label, whether it is the name of the tar.
-    """
-    what = f"example {key} of {path}"
-    for suffix in LABELS:
-        if suffix in parts:
-            name, _, length, content = parts[suffix]
-            return clean_label(label_in(path, name, length, content), what), False
-    folder = os.path.dirname(key)
-    if folder.strip("./"):
-        return clean_label(os.path.basename(folder), what), False
-    shard = os.path.basename(path).removesuffix(".tar")
-    if set(parts) <= set(SUFFIXES) and not re.search(r"[-_]\d+$", shard):
-        return clean_label(shard, what), True
-    raise UserError(f"{what} has no label: add a {os.path.basename(key)}.cls, or class folders")
-
-
 def split_name(base: str) -> tuple[str, str]:
     """(name of the example, suffix in lower case) of a member, split at the first dot as WebDataset
     does.
@@ -190,7 +149,7 @@ def grouped(path: str, unused: Ignored) -> dict[str, dict]:
     return groups
 
 
-def examples(path: str) -> tuple[list[tuple[str, int, int, str, bool]], Ignored]:
+def examples(path: str, labelled: bool) -> tuple[list[tuple[str, int, int, str, bool]], Ignored]:
     """(key, position, length, label, whether the label is the name of the tar) of every image; and
     the members that are neither images nor their labels.
     """
@@ -205,9 +164,10 @@ def examples(path: str) -> tuple[list[tuple[str, int, int, str, bool]], Ignored]
             )
         if images:
             _, position, length, _ = images[0]
-            found.append((key, position, length, *label_of(path, key, parts)))
+            label = label_of(path, key, parts) if labelled else ("", False)
+            found.append((key, position, length, *label))
         # A photo.meta.json is not an example: it may belong to photo.jpg.
-        elif parts.keys() & set(LABELS) and "." not in os.path.basename(key):
+        elif labelled and parts.keys() & set(LABELS) and "." not in os.path.basename(key):
             raise UserError(
                 f"example {key} of {path} has a label but no image ({', '.join(SUFFIXES)}): add it"
             )
@@ -217,22 +177,23 @@ def examples(path: str) -> tuple[list[tuple[str, int, int, str, bool]], Ignored]
     return found, unused
 
 
-def all_examples(paths: list[str]) -> Iterator[tuple[list, Ignored]]:
+def all_examples(paths: list[str], labelled: bool) -> Iterator[tuple[list, Ignored]]:
     """`examples` of each tar; several at a time if the answers take long."""
+    of_tar = functools.partial(examples, labelled=labelled)
     if not storage.is_distant(paths[0]):
-        yield from map(examples, paths)
+        yield from map(of_tar, paths)
         return
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        yield from pool.map(examples, paths)
+        yield from pool.map(of_tar, paths)
 
 
-def scan(paths: list[str]) -> dict[str, np.ndarray]:
+def scan(paths: list[str], labelled: bool) -> dict[str, np.ndarray]:
     """The index of all shards; reads them from start to end if they are on a store."""
     # Read first, so that a change during the scan is noticed.
     stamps = storage.stamps(paths)
     keys, shard, spans, labels, classes = [], [], [], [], []
     unused = Ignored()
-    for number, (found, others) in enumerate(all_examples(paths)):
+    for number, (found, others) in enumerate(all_examples(paths, labelled)):
         unused.update(others)
         keys += [key for key, *_ in found]
         labels += [label for *_, label, _ in found]
@@ -253,13 +214,13 @@ def scan(paths: list[str]) -> dict[str, np.ndarray]:
     )
 
 
-def indexed(index: tuple[str, str], paths: list[str]) -> dict[str, np.ndarray]:
+def indexed(index: tuple[str, str], paths: list[str], labelled: bool) -> dict[str, np.ndarray]:
     def is_current(arrays) -> bool:
         # An index of an earlier version has no "suffixes", and is built again.
         complete = tuple(arrays["suffixes"]) == SUFFIXES and len(arrays["classes"]) == len(paths)
         return complete and storage.are_unchanged(paths, arrays["stamps"])
 
-    return index_cache.cached(*index, lambda: scan(paths), is_current)
+    return index_cache.cached(*index, lambda: scan(paths, labelled), is_current)
 
 
 def root_of(where: str) -> str:
@@ -286,12 +247,14 @@ def split_of(root: str, path: str, is_class: bool) -> str:
     return "train"
 
 
-def load(where: str) -> Listing:
-    """Lists the images of tar shards."""
+def load(where: str, labelled: bool = True) -> Listing:
+    """Lists the images of tar shards. Without labels, a tar is never a class: its name may name a
+    split.
+    """
     where = storage.absolute(where)
     paths, others = find(where)
-    index = "tars", "\n".join([where, *paths])
-    arrays = indexed(index, paths)
+    index = "tars" if labelled else "tars_images", "\n".join([where, *paths])
+    arrays = indexed(index, paths, labelled)
     keys = index_cache.Strings.of(arrays, "keys")
     texts = index_cache.Strings.of(arrays, "labels")
     shard = arrays["shard"]
@@ -309,7 +272,10 @@ def load(where: str) -> Listing:
         numbers = np.flatnonzero(of_image == split)
         if len(numbers):
             splits |= dict.fromkeys(names, numbers)
-    labels, class_names, num_classes = number_classes(texts, splits, where)
+    if labelled:
+        labels, class_names, num_classes = number_classes(texts, splits, where)
+    else:
+        labels, class_names, num_classes = unlabelled.numbered(len(keys))
     return Members(
         spans=Spans(paths, arrays["stamps"], shard, spans, index),
         names=keys,

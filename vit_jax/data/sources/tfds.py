@@ -14,8 +14,16 @@ import tensorflow as tf
 
 from vit_jax.cli import regular
 from vit_jax.config import meanings
-from vit_jax.data.sources import array_record, index_cache, storage, tfds_labels, tfrecord
+from vit_jax.data.sources import (
+    array_record,
+    index_cache,
+    storage,
+    tfds_labels,
+    tfrecord,
+    unlabelled,
+)
 from vit_jax.data.sources.source import Source
+from vit_jax.data.sources.unlabelled import INSTEAD
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -103,9 +111,21 @@ def keys_of(info, name: str) -> tuple[str, str]:
         if not isinstance(feature, kind) and not (key == label_key and tfds_labels.is_set(feature)):
             raise UserError(
                 f"data set {name!r} has no {key} of type {kind.__name__}, which classification "
-                "needs: choose another"
+                f"needs: choose another, {INSTEAD}"
             )
     return image_key, label_key
+
+
+def image_key_of(info, name: str) -> str:
+    """The name of the feature with the image, for training without labels."""
+    import tensorflow_datasets as tfds
+
+    features = dict(info.features.items())
+    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+    for key in (*(info.supervised_keys or ())[:1], "image", *images):
+        if key in images:
+            return key
+    raise UserError(f"data set {name!r} has no feature of type Image: choose another")
 
 
 def instructions_of(info, name: str, split: str) -> list:
@@ -197,6 +217,8 @@ class Records(Source):
 
     def labels(self) -> np.ndarray:
         """Reads the whole split, once: the labels are cached."""
+        if not self.num_classes:
+            return unlabelled.labels(self.count)
         where = self.fingerprint + self.data_dir
         arrays = index_cache.cached(
             "labels", where, self.scan_labels, lambda arrays: len(arrays["labels"]) == self.count
@@ -218,9 +240,12 @@ class Records(Source):
         return dict(labels=np.fromiter(labels, np.int32, self.count))
 
 
-def load(name: str, split: str, data_dir: str) -> Source:
+def load(name: str, split: str, data_dir: str, labelled: bool = True) -> Source:
     """Opens a split of a prepared data set with its image and label."""
     builder = builder_of(name, data_dir)
+    if not labelled:
+        image_key = image_key_of(builder.info, name)
+        return Records(builder, name, split, image_key, tfds_labels.NO_LABEL)
     image_key, label_key = keys_of(builder.info, name)
     rule = tfds_labels.of_feature(builder.info.features, label_key)
     return Records(builder, name, split, image_key, rule)

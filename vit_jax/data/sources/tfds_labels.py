@@ -65,6 +65,8 @@ def merged(key: str, classes: int, groups: int) -> Rule:
     return Rule((key,), label, [f"{key.removeprefix('label_')} {i}" for i in range(groups)])
 
 
+NO_LABEL = Rule((), lambda example: tf.zeros([], tf.int32), ())
+
 # By the names in `vtab_tasks`.
 RULES = {
     "clevr_count_all": Rule(("objects",), clevr_count, [f"{n} objects" for n in range(3, 11)]),

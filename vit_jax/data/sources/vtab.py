@@ -79,7 +79,7 @@ def wrong_count(task: Task, name: str, splits) -> str | None:
     return f"{name}, {expression}, has {count:,} examples, not {expected:,}"
 
 
-def open_part(name: str, task: Task, found: Found, split: str) -> Source:
+def open_part(name: str, task: Task, found: Found, split: str, labelled: bool = True) -> Source:
     """Opens a part of a task by its name, such as train800."""
     if split not in task.splits:
         raise UserError(f"{name} has no part {split!r}: choose one of {', '.join(task.splits)}")
@@ -88,7 +88,7 @@ def open_part(name: str, task: Task, found: Found, split: str) -> Source:
             f"{name} is not ready ({found.state}: {found.detail}): see `python -m vit_jax.vtab "
             "check`"
         )
-    rule = tfds_labels.RULES.get(task.label)
+    rule = tfds_labels.RULES.get(task.label) if labelled else tfds_labels.NO_LABEL
     if rule is None:
         rule = tfds_labels.of_feature(found.builder.info.features, task.label)
     rule = dataclasses.replace(rule, what=f"{task.label} {task.scale}")

@@ -24,6 +24,7 @@ PROCESSORS = {
     "CLIP": COMMON | CLIP,
     "Bit": COMMON | CLIP,
     "Beit": COMMON,
+    "Dinov2": COMMON | CLIP,  # it has Bit's
 }
 RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))  # PIL
 

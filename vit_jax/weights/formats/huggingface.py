@@ -1,5 +1,5 @@
-"""The .safetensors of Hugging Face transformers: ViT, DeiT (distilled or not), and SigLIP's vision
-tower.
+"""The .safetensors of Hugging Face transformers: ViT, DeiT (distilled or not), DINOv2, ViTMAE, and
+SigLIP's vision tower.
 """
 
 import dataclasses
@@ -8,84 +8,69 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import hf_processor, torch_layout
+from vit_jax.weights.formats import dinov2, hf_processor, siglip, torch_layout, vit_mae
 from vit_jax.weights.formats.infer import infer_fields, number_of_heads, saved_image_size
-from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
+from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, layer, norm
 from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights, rename
 
 GELUS = dict.fromkeys(("gelu", "gelu_python"), "erf")
 GELUS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh")
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
-POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
 
+MODEL_TYPES = {
+    "ViT": "vit",
+    "DeiT": "deit",
+    "Dinov2": "dinov2",
+    "Dinov2WithRegisters": dinov2.WITH_REGISTERS,
+}
 CLASSIFIERS = ("classifier.", "cls_classifier.", "distillation_classifier.")
 
+PREFIX = rf"({'|'.join([*MODEL_TYPES.values(), 'vision_model'])})\."
 # Names in the memory of transformers 5 or later -> the hub's names, without a model's prefix.
 RENAMED = [
-    (r"^(vit|deit|vision_model)\.", ""),
-    (r"^layers\.(\d+)\.attention\.([qkv])_proj\.", r"encoder.layer.\1.attention.attention.\2."),
+    (rf"^{PREFIX}", ""),
+    (r"^layers\.(\d+)\.attention\.", r"encoder.layer.\1.attention."),
+    (r"^(encoder\.layer\.\d+)\.attention\.([qkv])_proj\.", r"\1.attention.attention.\2."),
     (r"(?<=attention\.attention\.)q\.", "query."),
     (r"(?<=attention\.attention\.)k\.", "key."),
     (r"(?<=attention\.attention\.)v\.", "value."),
-    (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
+    (r"^(encoder\.layer\.\d+)\.attention\.o_proj\.", r"\1.attention.output.dense."),
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
-    (r"^layers\.(\d+)\.(layernorm_\w+)\.", r"encoder.layer.\1.\2."),
+    (r"^layers\.(\d+)\.", r"encoder.layer.\1."),
 ]
 
 
 def hub_name(name: str) -> str:
+    if name.startswith(vit_mae.LAYERS):
+        return vit_mae.layer_name(name, hub_name)
     for pattern, replacement in RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def vit_rows(depth: int, distilled: bool) -> list[Row]:
-    """The name table of ViT and DeiT, without the prefix `vit.` or `deit.`."""
+def vit_block() -> list[Row]:
+    """The name table of a block of ViT, DeiT and ViTMAE."""
     qkv = []
     for name in ("query", "key", "value"):
         qkv += layer(f"attention.attention.{name}", f"{ATTENTION}/{name}", "heads")
     parts = ("layernorm_after", "intermediate.dense", "output.dense")
+    return block_rows("layernorm_before", qkv, "attention.output.dense", *parts)
+
+
+def vit_rows(depth: int, distilled: bool) -> list[Row]:
+    """The name table of ViT and DeiT, without the prefix `vit.` or `deit.`."""
     return [
         Row("embeddings.cls_token", ("cls",)),
         Row("embeddings.distillation_token", ("dist",)),
         Row("embeddings.position_embeddings", (POSEMB,)),
         *layer("embeddings.patch_embeddings.projection", "embedding", "conv"),
-        *blocks(
-            block_rows("layernorm_before", qkv, "attention.output.dense", *parts),
-            "encoder.layer.{}.",
-            depth,
-        ),
+        *blocks(vit_block(), "encoder.layer.{}.", depth),
         *norm("layernorm", "Transformer/encoder_norm"),
         *layer("pooler.dense", "pre_logits", "linear"),
         *layer("cls_classifier" if distilled else "classifier", "head", "linear"),
         *layer("distillation_classifier", "head_dist", "linear"),
-    ]
-
-
-def siglip_rows(depth: int) -> list[Row]:
-    """The name table of SigLIP's vision tower, without the prefix `vision_model.`."""
-    qkv = []
-    for name in ("query", "key", "value"):
-        qkv += layer(f"self_attn.{name[0]}_proj", f"{ATTENTION}/{name}", "heads")
-    block = block_rows(
-        "layer_norm1", qkv, "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2"
-    )
-    return [
-        Row("embeddings.position_embedding.weight", (POSEMB,), "rows"),
-        *layer("embeddings.patch_embedding", "embedding", "conv"),
-        *blocks(block, "encoder.layers.{}.", depth),
-        *norm("post_layernorm", "Transformer/encoder_norm"),
-        Row("head.probe", ("MAPHead_0/probe",)),
-        *fused(
-            "head.attention.in_proj_", (f"{POOLING}/{name}" for name in ("query", "key", "value"))
-        ),
-        *layer("head.attention.out_proj", f"{POOLING}/out", "out"),
-        *norm("head.layernorm", "MAPHead_0/LayerNorm_0"),
-        *layer("head.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0", "linear"),
-        *layer("head.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1", "linear"),
-        *layer("classifier", "head", "linear"),
     ]
 
 
@@ -97,24 +82,13 @@ def names_in_file(rows: list[Row], file_names: dict[str, str]) -> dict[str, str]
     """Names in the file of all rows; a missing one is assumed to have the prefix of the others."""
     prefix = ""
     for name in file_names.values():
-        match = re.match(r"(vit|deit|vision_model)\.", name)
+        match = re.match(PREFIX, name)
         if match:
             prefix = match[0]
             break
     names = {row.theirs: row.theirs for row in rows}
     names |= {name: prefix + name for name in names if not name.startswith(CLASSIFIERS)}
     return names | file_names
-
-
-def vision_tower(arrays: dict) -> dict:
-    """SigLIP without its text tower and the parameters of both towers.
-
-    A classifier reads the mean of the tokens; its file has the attention pooling too, unused.
-    """
-    other = ["text_model.", "logit_"]
-    if "classifier.weight" in arrays:
-        other.append("head.")
-    return {name: value for name, value in arrays.items() if not name.startswith(tuple(other))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,28 +98,41 @@ class Model:
     rows: list[Row]
     depth: int
     patches: str  # kernel of the patch embedding
-    fc1: str  # bias of the first MLP
+    mlp_dim: int  # 0: the file does not show it
     ln_eps: float  # if config.json does not say
     gelu: str  # likewise
 
 
-def model_of(arrays: dict, siglip: bool) -> Model:
-    if siglip:
+def model_of(arrays: dict, is_siglip: bool) -> Model:
+    def size(name: str) -> int:
+        return arrays.get(name, np.zeros(0)).size
+
+    if is_siglip:
         depth = torch_layout.count_blocks(arrays, r"encoder\.layers\.(\d+)\.")
         return Model(
-            siglip_rows(depth),
+            siglip.rows(depth),
             depth,
             patches="embeddings.patch_embedding.weight",
-            fc1="encoder.layers.0.mlp.fc1.bias",
+            mlp_dim=size("encoder.layers.0.mlp.fc1.bias"),
             ln_eps=1e-6,
             gelu="gelu_pytorch_tanh",
         )
     depth = torch_layout.count_blocks(arrays, r"encoder\.layer\.(\d+)\.")
+    patches = "embeddings.patch_embeddings.projection.weight"
+    if dinov2.is_dinov2(arrays):
+        return Model(
+            dinov2.rows(depth, dinov2.mlp_of(arrays)),
+            depth,
+            patches,
+            mlp_dim=dinov2.mlp_dim(arrays),
+            ln_eps=1e-6,
+            gelu="gelu",
+        )
     return Model(
         vit_rows(depth, any(name.startswith("cls_classifier.") for name in arrays)),
         depth,
-        patches="embeddings.patch_embeddings.projection.weight",
-        fc1="encoder.layer.0.intermediate.dense.bias",
+        patches,
+        mlp_dim=size("encoder.layer.0.intermediate.dense.bias"),
         ln_eps=1e-12,
         gelu="gelu",
     )
@@ -155,15 +142,17 @@ def read(
     arrays: dict, config: dict, processor: dict, path, grid=None, image_size=None, num_heads=None
 ) -> Weights:
     """Weights from the arrays, config.json and preprocessor_config.json ({}: none)."""
-    siglip = any(name.endswith("embeddings.patch_embedding.weight") for name in arrays)
+    is_siglip = any(name.endswith("embeddings.patch_embedding.weight") for name in arrays)
     arrays, file_names = rename(arrays, hub_name, path)
     vision = config
-    if siglip:
+    is_mae = vit_mae.is_vit_mae(arrays, config)
+    arrays, decoder = vit_mae.split(arrays) if is_mae else (arrays, {})
+    if is_siglip:
         vision = config.get("vision_config", config)
-        arrays = vision_tower(arrays)
+        arrays = siglip.vision_tower(arrays)
     else:
-        arrays.pop("embeddings.mask_token", None)  # of masked pretraining; classifiers ignore it
-    model = model_of(arrays, siglip)
+        arrays.pop(dinov2.MASK_TOKEN, None)  # of masked pretraining; classifiers ignore it
+    model = model_of(arrays, is_siglip)
     heads = num_heads or saved_heads(arrays, model, config, vision, path)
     if vision.get("qkv_bias") is False:
         arrays = torch_layout.with_zero_biases(arrays, model.rows)
@@ -181,7 +170,10 @@ def read(
         posemb="learn",
         **hf_processor.read(processor, config, path),
     )
-    if not siglip:
+    if dinov2.is_dinov2(arrays):
+        fields |= dinov2.fields(params, config)
+        dinov2.add_register_rows(params, fields["registers"])
+    elif not is_siglip:
         fields["pool"] = "tok"
     torch_layout.check_patch_size(vision, fields, names["embedding/kernel"], path)
     if fields["pre_logits"] and config.get("pooler_act", "tanh") != "tanh":
@@ -191,7 +183,10 @@ def read(
     size = vision.get("image_size")
     fields["image_size"] = saved_image_size(params, fields, path, grid, image_size, size, names)
     class_names = labels(config, fields["num_classes"])
-    return Weights(params, fields, class_names, format="hf", file_names=names)
+    weights = Weights(params, fields, class_names, format="hf", file_names=names)
+    if is_mae:
+        weights = vit_mae.add_decoder(weights, decoder, vit_block(), config, path, file_names)
+    return weights
 
 
 def saved_heads(arrays: dict, model: Model, config: dict, vision: dict, path) -> int:
@@ -203,8 +198,7 @@ def saved_heads(arrays: dict, model: Model, config: dict, vision: dict, path) ->
         return heads
     patches = arrays.get(model.patches, np.zeros(()))
     width = patches.shape[0] if patches.ndim else 0
-    mlp_dim = arrays.get(model.fc1, np.zeros(0)).size
-    return number_of_heads(width, model.depth, mlp_dim, path)
+    return number_of_heads(width, model.depth, model.mlp_dim, path)
 
 
 def labels(config: dict, num_classes: int) -> tuple[str, ...]:
@@ -218,9 +212,11 @@ def labels(config: dict, num_classes: int) -> tuple[str, ...]:
 
 
 def obstacles(weights: Weights, model) -> list[str]:
-    """Features of a model that transformers' ViT and DeiT can't represent."""
+    """Features of a model that transformers' ViT, DeiT and DINOv2 can't represent."""
     if weights.fields["architecture"] != "vit":
         return [f"the architecture {weights.fields['architecture']}"]
+    if dinov2.can_hold(model) and not vit_mae.has_decoder(weights):
+        return dinov2.obstacles(model) + hf_processor.obstacles(model)
     pooling = {"map": "map pooling", "gap": "mean pooling"}.get(model.pool, f"pool={model.pool}")
     features = {
         "a ResNet stem": model.stem_units is not None,
@@ -231,10 +227,22 @@ def obstacles(weights: Weights, model) -> list[str]:
         "pre_logits of two tokens": model.pre_logits and model.distilled,
         "register tokens": model.registers,
         "LayerScale": model.layer_scale,
+        "SwiGLU": model.mlp == "swiglu",
         "a final LayerNorm after the pooling (fc_norm)": model.fc_norm,
     }
     found = [name for name, present in features.items() if present]
+    if vit_mae.has_decoder(weights):
+        found += vit_mae.obstacles(model)
     return found + hf_processor.obstacles(model)
+
+
+def vit_settings(model) -> dict:
+    """What config.json of ViT and DeiT says, and that of DINOv2 does not."""
+    return dict(
+        intermediate_size=model.mlp_dim,
+        pooler_output_size=model.pre_logits or model.width,
+        pooler_act="tanh",
+    )
 
 
 def write(weights: Weights, model) -> tuple[dict, dict]:
@@ -243,24 +251,32 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     if POSEMB not in params:
         params[POSEMB] = torch_layout.fixed_positions(model)
     name = "DeiT" if model.distilled else "ViT"
-    arrays = torch_layout.write(params, vit_rows(model.depth, model.distilled))
+    processor = name
+    if dinov2.can_hold(model):
+        name = dinov2.name_of(model)
+        arrays, settings = dinov2.write(params, model)
+    else:
+        arrays = torch_layout.write(params, vit_rows(model.depth, model.distilled))
+        settings = vit_settings(model)
+    model_type = MODEL_TYPES[name]
     architecture = f"{name}Model"
-    if model.num_classes:
+    if vit_mae.has_decoder(weights):
+        arrays = {f"vit.{key}": value for key, value in arrays.items()}
+    elif model.num_classes:
         architecture = f"{name}ForImageClassification"
         if model.distilled:
             architecture += "WithTeacher"
         arrays = {
-            key if key.startswith(CLASSIFIERS) else f"{name.lower()}.{key}": value
+            key if key.startswith(CLASSIFIERS) else f"{model_type}.{key}": value
             for key, value in arrays.items()
         }
     names = weights.class_names or tuple(f"LABEL_{i}" for i in range(model.num_classes))
     config = dict(
         architectures=[architecture],
-        model_type=name.lower(),
+        model_type=model_type,
         hidden_size=model.width,
         num_hidden_layers=model.depth,
         num_attention_heads=model.num_heads,
-        intermediate_size=model.mlp_dim,
         hidden_act=ACTIVATIONS[model.gelu],
         layer_norm_eps=model.ln_eps,
         image_size=torch_layout.one_side(model.image_size),
@@ -269,9 +285,12 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         qkv_bias=True,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        pooler_output_size=model.pre_logits or model.width,
-        pooler_act="tanh",
         id2label={str(i): name for i, name in enumerate(names)},
         label2id={name: i for i, name in enumerate(names)},
+        **settings,
     )
-    return arrays, dict(config=config, preprocessor_config=hf_processor.write(model, name))
+    if vit_mae.has_decoder(weights):
+        decoder, changes = vit_mae.write(weights, vit_block())
+        arrays |= decoder
+        config |= changes
+    return arrays, dict(config=config, preprocessor_config=hf_processor.write(model, processor))

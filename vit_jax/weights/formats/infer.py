@@ -7,7 +7,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
-from vit_jax.weights.formats.weights import BLOCK, POSEMB, in_file, nearest, unknown_names
+from vit_jax.models.mae import DECODER
+from vit_jax.weights.formats.weights import BLOCK, MLP, POSEMB, in_file, nearest, unknown_names
 from vit_jax.weights.scan_layout import flatten
 
 
@@ -56,7 +57,8 @@ def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]
         architecture="vit",
         width=kernel[-1],
         depth=len(blocks),
-        mlp_dim=shape(f"{BLOCK}/MlpBlock_3/Dense_0/kernel", 2)[-1],
+        mlp_dim=shape(f"{MLP}/Dense_0/kernel", 2)[-1],
+        mlp="swiglu" if outputs(f"{MLP}/gate") else "gelu",
         num_heads=shape(f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", 3)[1],
         patch_size=tuple(kernel[:2]),
         pool=pooling(params),
@@ -72,6 +74,17 @@ def infer_fields(params: dict[str, np.ndarray], path, file_names: dict[str, str]
         width = shape("conv_root/kernel", 4)[-1]
         fields |= dict(stem_units=stem_units(params, path), stem_width=width)
     return fields
+
+
+def decoder_sizes(params: dict[str, np.ndarray], path, file_names: dict[str, str]) -> dict:
+    """Sizes of the decoder of a masked autoencoder; arguments as for `infer_fields`."""
+    block = f"{DECODER}/{BLOCK}"
+    mlp_name = f"{block}/MlpBlock_3/Dense_0/kernel"
+    query_name = f"{block}/MultiHeadDotProductAttention_1/query/kernel"
+    mlp = shape_of(params, mlp_name, 2, path, file_names)
+    query = shape_of(params, query_name, 3, path, file_names)
+    depth = len(numbers(rf"{DECODER}/Transformer/encoderblock_(\d+)/", params))
+    return dict(width=mlp[0], mlp_dim=mlp[1], num_heads=query[1], depth=depth)
 
 
 def numbers(pattern: str, names) -> set[int]:

@@ -3,7 +3,6 @@ distilled DeiT.
 """
 
 import math
-import re
 
 import numpy as np
 
@@ -13,27 +12,14 @@ from vit_jax.models.classifier import Classifier
 from vit_jax.models.preparation import expected
 from vit_jax.weights.formats import torch_layout
 from vit_jax.weights.formats.infer import infer_fields, number_of_heads, saved_image_size
+from vit_jax.weights.formats.timm_entries import entry_args
 from vit_jax.weights.formats.torch_layout import Row, block_rows, blocks, fused, layer, norm
 from vit_jax.weights.formats.weights import BLOCK, POSEMB, Weights
 
 PATCHES = "patch_embed.proj.weight"
 POOLS = {"token": "tok", "avg": "gap", "map": "map", "": "unpooled"}
 GELUS = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
-# Arguments in timm's own table of models. A config.json has only those that differ from it.
-HEADS = dict(tiny=3, xsmall=4, wee=4, little=5, small=6, medium=8, mediumd=8)
-HEADS |= dict(betwixt=10, base=12, so150m2=13, so150m=14, large=16, so400m=16)
-HEADS |= dict(huge=16, giant=16, giantopt=16, gigantic=16)
-ENTRIES = [
-    (r"vit_base_patch32_siglip(_gap)?_256", dict(act_layer="gelu_tanh")),
-    (r"vit_large_patch16_siglip(_gap)?_512", dict(act_layer="gelu_tanh")),
-    (r"vit_(so400m_patch16|giantopt_patch\d+)_siglip.*", dict(act_layer="gelu_tanh")),
-    (r"vit_base_patch16_gap_224", dict(num_heads=16)),
-    (r"vit_base_patch16_224_miil", dict(qkv_bias=False)),
-    (r"vit_.*_clip_.*", dict(pre_norm=True)),
-    (r"deit3_.*", dict(init_values=1e-6, no_embed_class=True)),
-    (r"test_vit\d?", dict(num_heads=2)),
-    (r"test_vit3", dict(num_heads=3, pool_include_prefix=True)),
-]
+GATES = dict.fromkeys(("silu", "swish"), "erf")  # of SwiGLU, which has no GELU
 CROP_MODES = {"center": "shorter", "border": "longer", "squash": "squash"}
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -43,10 +29,10 @@ ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_1"
 POOLING = "MAPHead_0/MultiHeadDotProductAttention_0"
 
 
-def rows(depth: int) -> list[Row]:
+def rows(depth: int, swiglu: bool) -> list[Row]:
     """The name table."""
     qkv = fused("attn.qkv.", (f"{ATTENTION}/{name}" for name in ("query", "key", "value")))
-    block = block_rows("norm1", qkv, "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    block = block_rows("norm1", qkv, "attn.proj", "norm2", "mlp.fc1", "mlp.fc2", swiglu)
     block.append(Row("ls1.gamma", (f"{BLOCK}/LayerScale_1/gamma",)))
     block.append(Row("ls2.gamma", (f"{BLOCK}/LayerScale_3/gamma",)))
     return [
@@ -102,18 +88,6 @@ def crop_pct(model: Classifier) -> float | None:
     return None
 
 
-def entry_args(architecture: str) -> dict:
-    """Arguments of an entry in timm's table of models, as far as arrays do not show them."""
-    args = {}
-    size = re.match(r"(?:vit|deit3?|flexivit|eva)_([a-z0-9]+)", architecture)
-    if size and size[1] in HEADS:
-        args["num_heads"] = HEADS[size[1]]
-    for pattern, more in ENTRIES:
-        if re.fullmatch(pattern, architecture):
-            args |= more
-    return args
-
-
 def check_supported(arrays: dict, args: dict, config: dict, path) -> None:
     """Raises UserError if timm computes something that no field of our model can express."""
     features = [f"{name}={args[name]!r}" for name in UNSUPPORTED if args.get(name)]
@@ -133,6 +107,15 @@ def check_supported(arrays: dict, args: dict, config: dict, path) -> None:
         )
 
 
+def has_swiglu(arrays: dict) -> bool:
+    """Whether the MLP's first layer has twice the outputs that its second one takes (timm's
+    SwiGLUPacked).
+    """
+    fc1 = arrays.get("blocks.0.mlp.fc1.bias", np.zeros(0))
+    fc2 = arrays.get("blocks.0.mlp.fc2.weight", np.zeros(0))
+    return fc2.ndim == 2 and fc1.size == 2 * fc2.shape[1] > 0
+
+
 def read(arrays: dict, config: dict, path, grid=None, image_size=None, num_heads=None) -> Weights:
     """Weights from the arrays and the config.json ({}: none) of timm."""
     pretrained = config.get("pretrained_cfg", config)  # old files have one object for everything
@@ -140,17 +123,22 @@ def read(arrays: dict, config: dict, path, grid=None, image_size=None, num_heads
     check_supported(arrays, args, config, path)
     depth = torch_layout.count_blocks(arrays, r"blocks\.(\d+)\.")
     width = arrays[PATCHES].shape[0] if arrays[PATCHES].ndim else 0
-    fc1 = arrays.get("blocks.0.mlp.fc1.bias", np.zeros(0))
-    heads = num_heads or args.get("num_heads") or number_of_heads(width, depth, fc1.size, path)
+    swiglu = has_swiglu(arrays)
+    mlp_dim = arrays.get("blocks.0.mlp.fc1.bias", np.zeros(0)).size // (2 if swiglu else 1)
+    heads = num_heads or args.get("num_heads") or number_of_heads(width, depth, mlp_dim, path)
+    table = rows(depth, swiglu)
     if args.get("qkv_bias") is False:
-        arrays = torch_layout.with_zero_biases(arrays, rows(depth))
-    params, names = torch_layout.read(arrays, rows(depth), heads, path)
+        arrays = torch_layout.with_zero_biases(arrays, table)
+    params, names = torch_layout.read(arrays, table, heads, path)
     fields = infer_fields(params, path, names)
     global_pool = config.get("global_pool", pretrained.get("global_pool"))
     fields |= token_fields(params, fields["pool"], args.get("global_pool", global_pool), path)
+    activations = GATES if swiglu else GELUS
+    activation = args.get("act_layer") or next(iter(activations))
     fields |= dict(
+        registers=params["reg"].shape[1] if "reg" in params else args.get("reg_tokens", 0),
         layer_scale=layer_scale(params, args),
-        gelu=torch_layout.choice(args.get("act_layer") or "gelu", GELUS, "act_layer", path),
+        gelu=torch_layout.choice(activation, activations, "act_layer", path),
         **preparation_fields(pretrained),
     )
     size = args.get("img_size")
@@ -173,7 +161,9 @@ def read(arrays: dict, config: dict, path, grid=None, image_size=None, num_heads
 
 
 def token_fields(params: dict, pool: str, global_pool: str | None, path) -> dict:
-    """Fields of prefix tokens and pooling; `pool`: as inferred from the class token alone."""
+    """Fields of class token, distillation token and pooling; `pool`: as inferred from the class
+    token alone.
+    """
     has_fc_norm = any(name.startswith("fc_norm/") for name in params)
     if global_pool is not None:
         pool = torch_layout.choice(global_pool, POOLS, "global_pool", path)
@@ -185,7 +175,6 @@ def token_fields(params: dict, pool: str, global_pool: str | None, path) -> dict
         pool=pool,
         class_token="cls" in params and pool != "tok",
         distilled=any(name in params for name in ("dist", "head_dist/kernel", "head_dist/bias")),
-        registers=params["reg"].shape[1] if "reg" in params else 0,
         fc_norm=has_fc_norm,
     )
 
@@ -193,7 +182,7 @@ def token_fields(params: dict, pool: str, global_pool: str | None, path) -> dict
 def layer_scale(params: dict, args: dict) -> float:
     """The initial LayerScale; timm's usual one if only the arrays show that there is one."""
     initial = args.get("init_values")
-    if not initial and f"{BLOCK}/LayerScale_1/gamma" in params:
+    if not initial and any("/LayerScale_" in name for name in params):
         initial = 1e-5
     return float(initial or 0.0)
 
@@ -234,7 +223,8 @@ def add_prefix_rows(
       sizes: image sizes, each None if unknown. The first of grid and sizes that fits decides.
       has_entry: whether config.json names an entry of timm's table.
     """
-    prefix = sum(params[name].shape[1] for name in ("cls", "dist", "reg") if name in params)
+    has_cls = "cls" in params or fields["pool"] == "tok"
+    prefix = int(has_cls) + int(fields["distilled"]) + fields["registers"]
     length = params[POSEMB].shape[1]
     counts = []
     if grid:
@@ -274,6 +264,7 @@ def obstacles(weights: Weights, model) -> list[str]:
         "pre_logits": model.pre_logits,
         "register tokens with a distillation token": model.registers and distilled,
         "a final LayerNorm after the pooling of two tokens": model.fc_norm and distilled,
+        "SwiGLU with a distillation token": model.mlp == "swiglu" and distilled,
         "a crop of images that are not square": by_shorter_side and not is_square,
         f"a crop of {how.size} from {how.target}": not (
             crop_pct(model) and how.crops_as_in("timm")
@@ -290,17 +281,18 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     if POSEMB not in params:
         params[POSEMB] = torch_layout.fixed_positions(model)
     pool = {ours: theirs for theirs, ours in POOLS.items()}[model.pool]
+    swiglu = model.mlp == "swiglu"
+    hidden = 2 * model.mlp_dim if swiglu else model.mlp_dim
     args = dict(
         img_size=model.image_size,
         patch_size=torch_layout.one_side(model.patch_size),
         embed_dim=model.width,
         depth=model.depth,
         num_heads=model.num_heads,
-        mlp_ratio=(model.mlp_dim + 0.5) / model.width,  # timm rounds down
-        act_layer={"erf": "gelu", "tanh": "gelu_tanh"}[model.gelu],
+        mlp_ratio=(hidden + 0.5) / model.width,  # timm rounds down
+        act_layer="silu" if swiglu else {"erf": "gelu", "tanh": "gelu_tanh"}[model.gelu],
+        init_values=model.layer_scale,
     )
-    if model.layer_scale:
-        args["init_values"] = model.layer_scale
     if not model.distilled:
         args |= dict(
             global_pool=pool,
@@ -321,9 +313,13 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
         first_conv="patch_embed.proj",
         classifier=["head", "head_dist"] if model.distilled else "head",
     )
-    kind = "deit_base_distilled" if model.distilled else "vit_base"
+    architecture = "vit_base_patch16_224"
+    if model.distilled:
+        architecture = "deit_base_distilled_patch16_224"
+    if swiglu:  # no argument in JSON chooses it, only timm's table
+        architecture = "vit_giant_patch14_dinov2"
     config = dict(
-        architecture=f"{kind}_patch16_224",
+        architecture=architecture,
         num_classes=model.num_classes,
         num_features=model.width,
         global_pool=pool,
@@ -332,4 +328,4 @@ def write(weights: Weights, model) -> tuple[dict, dict]:
     )
     if weights.class_names:
         config["label_names"] = list(weights.class_names)
-    return torch_layout.write(params, rows(model.depth)), dict(config=config)
+    return torch_layout.write(params, rows(model.depth, swiglu)), dict(config=config)

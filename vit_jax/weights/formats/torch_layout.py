@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import create, posemb
 from vit_jax.weights.formats.infer import numbers
-from vit_jax.weights.formats.weights import BLOCK
+from vit_jax.weights.formats.weights import BLOCK, MLP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +24,18 @@ class Row:
 
 def layer(theirs: str, ours: str, kind: str) -> list[Row]:
     """Weight and bias of a layer."""
+    return fused(f"{theirs}.", (ours,), kind)
+
+
+def fused(theirs: str, ours: Iterable[str], kind: str = "heads") -> list[Row]:
+    """Weight and bias of layers, such as the projections to heads, that are one array in the
+    file.
+    """
+    ours = tuple(ours)
     bias = {"heads": "heads_bias"}.get(kind, "plain")
     return [
-        Row(f"{theirs}.weight", (f"{ours}/kernel",), kind),
-        Row(f"{theirs}.bias", (f"{ours}/bias",), bias),
-    ]
-
-
-def fused(theirs: str, ours: Iterable[str]) -> list[Row]:
-    """Weight and bias of projections to heads that are one array in the file."""
-    ours = tuple(ours)
-    return [
-        Row(f"{theirs}weight", tuple(f"{name}/kernel" for name in ours), "heads"),
-        Row(f"{theirs}bias", tuple(f"{name}/bias" for name in ours), "heads_bias"),
+        Row(f"{theirs}weight", tuple(f"{name}/kernel" for name in ours), kind),
+        Row(f"{theirs}bias", tuple(f"{name}/bias" for name in ours), bias),
     ]
 
 
@@ -56,15 +55,18 @@ def blocks(rows: list[Row], theirs: str, depth: int) -> list[Row]:
     return [numbered(row, i) for i in range(depth) for row in rows]
 
 
-def block_rows(norm1, qkv: list[Row], out, norm2, fc1, fc2) -> list[Row]:
-    """The rows of one block, from the names of its parts in a format."""
+def block_rows(norm1, qkv: list[Row], out, norm2, fc1, fc2, swiglu: bool = False) -> list[Row]:
+    """The rows of one block, from the names of its parts in a format; with `swiglu`, `fc1` is the
+    gate and the first layer, fused.
+    """
+    first = (f"{MLP}/gate", f"{MLP}/Dense_0") if swiglu else (f"{MLP}/Dense_0",)
     return [
         *norm(norm1, f"{BLOCK}/LayerNorm_0"),
         *qkv,
         *layer(out, f"{BLOCK}/MultiHeadDotProductAttention_1/out", "out"),
         *norm(norm2, f"{BLOCK}/LayerNorm_2"),
-        *layer(fc1, f"{BLOCK}/MlpBlock_3/Dense_0", "linear"),
-        *layer(fc2, f"{BLOCK}/MlpBlock_3/Dense_1", "linear"),
+        *fused(f"{fc1}.", first, "linear"),
+        *layer(fc2, f"{MLP}/Dense_1", "linear"),
     ]
 
 
@@ -109,7 +111,7 @@ def with_zero_biases(arrays: dict, rows: list[Row]) -> dict:
     zeros = {}
     for row in rows:
         weight = arrays.get(f"{row.theirs.removesuffix('bias')}weight")
-        in_block = row.kind == "heads_bias" and row.ours[0].startswith("Transformer/")
+        in_block = row.kind == "heads_bias" and "/encoderblock_" in row.ours[0]
         if in_block and weight is not None:
             zeros[row.theirs] = np.zeros(len(weight), np.float32)
     return zeros | arrays

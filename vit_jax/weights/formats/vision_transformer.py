@@ -127,6 +127,7 @@ def vit_obstacles(model) -> list[str]:
         f"a class token with pool={model.pool}": model.class_token and model.pool != "tok",
         "a final LayerNorm after the pooling (fc_norm)": model.fc_norm,
         "LayerScale": model.layer_scale,
+        "SwiGLU": model.mlp == "swiglu",
         "exact (erf) GELU": model.gelu != "tanh",
     }
     return plain_obstacles(model) + [name for name, present in features.items() if present]

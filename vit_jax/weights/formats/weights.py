@@ -10,6 +10,7 @@ from vit_jax.errors import UserError, read_problem
 
 POSEMB = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_0"
+MLP = f"{BLOCK}/MlpBlock_3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Weights:
     # Published name -> name in the file.
     file_names: dict[str, str] = dataclasses.field(default_factory=dict)
     path: str = ""  # they were read from here, as messages name it
+    objective: str = ""  # of their training, if it is known
+    settings: dict = dataclasses.field(default_factory=dict)  # its keys of a config
+    # What it trained besides the model, by name.
+    extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""What a run optimizes, one file each; `config.objective` chooses."""
