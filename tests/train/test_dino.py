@@ -14,7 +14,7 @@ from conftest import GOLDEN
 from vit_jax.models.dino import DinoHead, resample_positions
 from vit_jax.train.objectives import block_masks, dino, dino_targets, koleo
 
-close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+assert_close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +41,21 @@ def test_loss_and_center_of_dino(arrays):
         temperature = arrays["dino_temperatures"][epoch]
         targets = dino_targets.centered(teacher, center, temperature)
         loss = dino.views_loss(targets, student(arrays["student"][number])).mean()
-        close(loss, arrays["dino_losses"][number])
+        assert_close(loss, arrays["dino_losses"][number])
         center = dino_targets.next_center(center, teacher, np.ones(teacher.shape[:2]))
-    close(center, arrays["dino_center"])
+    assert_close(center, arrays["dino_center"])
 
 
 def test_losses_of_ibot(arrays):
     temperature = arrays["dino_temperatures"][1]
     targets = dino_targets.centered(arrays["teacher"][0], 0.0, temperature)
     loss = dino.views_loss(targets, student(arrays["student"][0])).mean()
-    close(loss, arrays["ibot_cls"])
+    assert_close(loss, arrays["ibot_cls"])
 
     def centered(logits, weight):
         return dino_targets.centered(logits, 0.0, temperature)
 
-    close(of_patches(arrays, centered), arrays["ibot_patch"])
+    assert_close(of_patches(arrays, centered), arrays["ibot_patch"])
 
 
 def of_patches(arrays, targets):
@@ -74,22 +74,22 @@ def test_targets_and_centers_of_dinov2(arrays):
     teacher = arrays["teacher"][0]
     ones = np.ones(teacher.shape[:2], np.float32)
     targets = dino_targets.centered(teacher, arrays["center"], 0.05)
-    close(targets, by_view(arrays["softmax"]))
-    close(dino_targets.next_center(arrays["center"], teacher, ones), arrays["next_center"])
+    assert_close(targets, by_view(arrays["softmax"]))
+    assert_close(dino_targets.next_center(arrays["center"], teacher, ones), arrays["next_center"])
     loss = dino.views_loss(targets, student(arrays["student"][0])).mean()
-    close(loss, arrays["v2_local"] + arrays["v2_global"])
-    close(dino_targets.sinkhorn_knopp(teacher, ones, 0.05), by_view(arrays["sinkhorn"]))
+    assert_close(loss, arrays["v2_local"] + arrays["v2_global"])
+    assert_close(dino_targets.sinkhorn_knopp(teacher, ones, 0.05), by_view(arrays["sinkhorn"]))
 
 
 def test_patches_of_dinov2(arrays):
     def centered(logits, weight):
         center = dino_targets.next_center(arrays["center"], logits, weight)
-        close(center, arrays["v2_patch_center"])
+        assert_close(center, arrays["v2_patch_center"])
         return dino_targets.centered(logits, arrays["center"], 0.05)
 
-    close(of_patches(arrays, centered), arrays["v2_patch"])
+    assert_close(of_patches(arrays, centered), arrays["v2_patch"])
     sinkhorn = functools.partial(dino_targets.sinkhorn_knopp, temperature=0.05)
-    close(of_patches(arrays, sinkhorn), arrays["v2_patch_sinkhorn_loss"])
+    assert_close(of_patches(arrays, sinkhorn), arrays["v2_patch_sinkhorn_loss"])
 
 
 def test_padding_does_not_change_targets():
@@ -99,15 +99,15 @@ def test_padding_does_not_change_targets():
     weight = np.concatenate([ones, 0 * ones[:2]])
     one = dino_targets.sinkhorn_knopp(logits[:4], ones, 0.05)
     padded = dino_targets.sinkhorn_knopp(logits, weight, 0.05)
-    close(padded[:4], one)
+    assert_close(padded[:4], one)
     assert not padded[4:].any()
-    close(one.sum(-1), ones)
+    assert_close(one.sum(-1), ones)
     center = dino_targets.next_center(0.0, logits, weight)
-    close(center, 0.1 * logits[:4].mean((0, 1)))
+    assert_close(center, 0.1 * logits[:4].mean((0, 1)))
     features = rng.normal(size=(6, 2, 5))
     numbers = dino_targets.collapse_metrics(padded, features, weight)
     for name, value in dino_targets.collapse_metrics(one, features[:4], ones).items():
-        close(numbers[name], value)
+        assert_close(numbers[name], value)
 
 
 def test_numbers_of_a_collapse():
@@ -117,12 +117,12 @@ def test_numbers_of_a_collapse():
     numbers = dino_targets.collapse_metrics(
         np.eye(8)[np.arange(128) % 8].reshape(64, 2, 8), spread, ones
     )
-    close(numbers["teacher_entropy"], 0)
-    close(numbers["teacher_mean_entropy"], 1)
+    assert_close(numbers["teacher_entropy"], 0)
+    assert_close(numbers["teacher_mean_entropy"], 1)
     assert 0.9 < numbers["teacher_std"] < 1.05
     same = np.ones((64, 2, 16))
     numbers = dino_targets.collapse_metrics(np.full((64, 2, 8), 1 / 8), same, ones)
-    close(numbers["teacher_mean_entropy"] - numbers["teacher_entropy"], 0)
+    assert_close(numbers["teacher_mean_entropy"] - numbers["teacher_entropy"], 0)
     assert numbers["teacher_std"] < 1e-3
 
 
@@ -131,8 +131,8 @@ def test_koleo(arrays):
         return koleo.koleo(x, jnp.ones(len(x))).mean()
 
     value, grad = jax.value_and_grad(mean)(jnp.asarray(arrays["koleo_x"]))
-    close(value, arrays["koleo"])
-    close(grad, arrays["koleo_grad"])
+    assert_close(value, arrays["koleo"])
+    assert_close(grad, arrays["koleo_grad"])
 
 
 def test_koleo_of_groups_and_padding():
@@ -140,8 +140,8 @@ def test_koleo_of_groups_and_padding():
     mask = np.ones(64, np.float32)
     of = jax.jit(koleo.koleo)
     loss = of(x, mask)
-    close(loss[1::2], of(x[1::2], mask[1::2]))  # a microbatch
-    close(loss[1::4], of(x[1::4], mask[1::4]))
+    assert_close(loss[1::2], of(x[1::2], mask[1::2]))  # a microbatch
+    assert_close(loss[1::4], of(x[1::4], mask[1::4]))
     x[17] = x[1] + 1e-3
     near = np.asarray(of(x, mask))
     mask[17] = 0
@@ -169,11 +169,13 @@ def test_head_and_its_gradients(arrays):
         return (y * arrays["head_v"]).sum(), y
 
     grads, y = jax.grad(product, has_aux=True)(params)
-    close(y, arrays["head_y"], atol=1e-5)
-    close(grads["prototypes"]["kernel"], arrays["head_prototypes_grad"], rtol=1e-4, atol=1e-5)
+    assert_close(y, arrays["head_y"], atol=1e-5)
+    assert_close(
+        grads["prototypes"]["kernel"], arrays["head_prototypes_grad"], rtol=1e-4, atol=1e-5
+    )
     for i in range(3):
         expected = arrays[f"head_Dense_{i}_kernel_grad"]
-        close(grads[f"Dense_{i}"]["kernel"], expected, rtol=1e-4, atol=2e-5)
+        assert_close(grads[f"Dense_{i}"]["kernel"], expected, rtol=1e-4, atol=2e-5)
 
 
 def test_positions_of_a_smaller_crop():
@@ -182,10 +184,10 @@ def test_positions_of_a_smaller_crop():
     plane = (2.0 * y + x).reshape(1, -1, 1).astype(np.float32)
     rows = np.concatenate([np.full((1, 2, 1), 7, np.float32), plane], axis=1)
     small = resample_positions(rows, 2, (14, 14), (6, 6))
-    close(small[0, :2, 0], (7, 7))
+    assert_close(small[0, :2, 0], (7, 7))
     inside = small[0, 2:, 0].reshape(6, 6)[2:4, 2:4]
     centers = (np.arange(6) + 0.5) * 14 / 6 - 0.5
-    close(inside, 2 * centers[2:4, None] + centers[2:4], atol=0.02)
+    assert_close(inside, 2 * centers[2:4, None] + centers[2:4], atol=0.02)
 
     def total(rows):
         return jnp.square(resample_positions(rows, 2, (14, 14), (6, 6))).sum()
@@ -206,7 +208,7 @@ def test_hidden_blocks(grid):
     for mask, chosen, share in zip(hidden.reshape(200, -1), index, weight, strict=True):
         assert len(set(chosen.tolist())) == block_masks.most(patches)
         np.testing.assert_array_equal(np.sort(chosen[share > 0]), np.flatnonzero(mask))
-    close(weight.sum(1), (counts > 0).astype(np.float32))
+    assert_close(weight.sum(1), (counts > 0).astype(np.float32))
     if patches > 100:
         assert 0.26 < counts.mean() / patches < 0.31, "the share is uniform from 0.1 to 0.5"
         neighbours = hidden[:, :, :-1] & hidden[:, :, 1:]

@@ -80,7 +80,7 @@ def test_microbatches_and_devices_change_no_number(name, unlabelled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mae", "dino"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_crashed_run_continues_with_the_same_bits(name, unlabelled, tmp_path, monkeypatch):
     arguments = flags(SETTINGS[name] + " optim.ema_decay=0.9")
     assert run(unlabelled, tmp_path / "whole", *arguments) == 0
@@ -103,9 +103,10 @@ def test_a_crashed_run_continues_with_the_same_bits(name, unlabelled, tmp_path, 
 
 
 @pytest.mark.slow
-def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(unlabelled, tiny, tmp_path):
+@pytest.mark.parametrize("name", ["masked_patches", "mae"])
+def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(name, unlabelled, tiny, tmp_path):
     """Evaluations without labels fall, the loss does, and a new head learns from its features."""
-    settings = f"{SETTINGS['masked_patches']} total_steps=60 optim.lr=3e-3"
+    settings = f"{SETTINGS[name]} total_steps=60 optim.lr=3e-3"
     assert run(unlabelled, tmp_path / "run", *flags(settings)) == 0
     losses = [line["train/loss"] for line in metric_lines(tmp_path / "run")]
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
@@ -113,6 +114,10 @@ def test_what_it_trains_loads_as_a_model_and_is_fine_tuned(unlabelled, tiny, tmp
     assert loaded.model.num_classes == 0 and not loaded.class_names
     shapes = jax.eval_shape(loaded.model.init, jax.random.key(0), np.zeros((1, 8, 8, 3)))["params"]
     assert jax.tree.structure(shapes) == jax.tree.structure(loaded.params)
+    if name == "mae":
+        autoencoder, whole = vit_jax.from_pretrained(tmp_path / "run", objective="mae")
+        assert autoencoder.decoder.width == 16
+        assert whole.keys() - loaded.params.keys() == {"decoder"}
     assert run(tiny, tmp_path / "tuned", f"--config.init_from={tmp_path / 'run'}") == 0
     start = metric_lines(tmp_path / "tuned")[0]["train/loss"]
     assert abs(start - np.log(10)) < 1e-6, "the head is new"

@@ -7,6 +7,12 @@ from collections.abc import Mapping
 LARGEST = 2**31 - 1
 DROP = (0.0, 0.999)  # range of rates
 DTYPES = ("float32", "bfloat16")
+COUNT = (1, LARGEST)
+METHODS = {  # of resizing
+    "bilinear": "",
+    "bicubic": "antialiased",
+    "bilinear_tf1": "as in TensorFlow 1, without half-pixel centres",
+}
 OWN = re.compile(r"([^\W\d]\w*)(\.[^\W\d]\w*)*:[^\W\d]\w*")
 # What stands before the colon in names of data sets: folder:PATH, and TFDS's huggingface:NAME.
 NO_MODULES = ("folder", "tars", "csv", "vtab", "huggingface")

@@ -171,8 +171,8 @@ def check_model(config: ml_collections.ConfigDict) -> None:
 
 
 def check_objective(config: ml_collections.ConfigDict) -> None:
-    """Only an objective of the user's own is told whether it uses labels, and without labels no key
-    is about them, their loss or a head.
+    """`data.unlabelled` is for an objective of the user's own. Without labels, no key is about
+    them, their loss or a head.
     """
     if config.data.unlabelled and not is_own(config.objective):
         raise UserError(
