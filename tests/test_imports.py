@@ -23,8 +23,10 @@ LAYERS = (
     ("distributed",),
     ("models", "checkpoints"),
     ("weights", "data"),
+    ("figures",),
     ("evaluate",),
     ("train",),
+    ("report",),
     ("plan", "vtab", "finetune", "convert", "predict", "goodput"),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
@@ -36,6 +38,9 @@ ONLY_IN = {
     "clu": ("train/metrics.py",),
     "flax": ("models/",),
     "orbax": ("checkpoints/",),
+    "bokeh": ("report/",),
+    "wandb": ("train/trackers/",),
+    "mlflow": ("train/trackers/",),
     "pickle": (),
     "dill": (),
     "cloudpickle": (),
@@ -166,4 +171,4 @@ for name in names:
 
 def test_the_layers_name_what_stands_at_the_root_of_the_package():
     found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 20
+    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 22

@@ -155,6 +155,19 @@ class Experiment:
         return self.teacher.fingerprint if self.teacher else ""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """What a step number means in epochs, images and FLOPs, for who reads the metrics."""
+        params = jax.tree.leaves(self.abstract_state.params)
+        return dict(
+            total_steps=self.total_steps,
+            batch_size=self.config.data.batch_size,
+            num_examples=self.facts.num_examples,
+            num_classes=self.model.num_classes,
+            parameters=sum(leaf.size for leaf in params),
+            train_flops_per_image=self.objective.train_flops,
+        )
+
+    @property
     def meta(self) -> dict:
         """What a checkpoint says of itself, as JSON."""
         meta = dict(

@@ -46,8 +46,9 @@ def train(config, folder: epath.Path, files: Files) -> None:
     experiment = Experiment.build(config, facts, mesh, start=fields, teacher=teacher)
     config = experiment.config
     opened = run_data.open_evaluations(experiment, files)
-    inputs = dict(data=source.fingerprint, teacher=experiment.teacher_fingerprint)
-    workdir.check(folder, config, source.fingerprint, teacher=experiment.teacher_fingerprint)
+    taught_by = experiment.teacher_fingerprint
+    inputs = dict(data=source.fingerprint, teacher=taught_by)
+    workdir.check(folder, config, source.fingerprint, teacher=taught_by)
     preflight.check(dict(configs.flatten(config)) | inputs, folder)
     for line in summary.head(experiment, experiment.abstract_state.params):
         log.info(line)
@@ -65,7 +66,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment, weights)
         del weights  # gigabytes that the run needs no more
-        workdir.claim(folder, config, source.fingerprint, experiment.teacher_fingerprint)
+        workdir.claim(folder, config, source.fingerprint, taught_by, experiment.sizes)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done))
         with account.spending("compilation"):

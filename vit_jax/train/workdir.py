@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -214,13 +215,21 @@ def continuation(workdir: epath.Path) -> str:
     return "nothing is saved, and the same command begins again"
 
 
-def claim(workdir: epath.Path, config, fingerprint: str, teacher: str = "") -> None:
+def claim(
+    workdir: epath.Path,
+    config,
+    fingerprint: str,
+    teacher: str = "",
+    sizes: Mapping = types.MappingProxyType({}),
+) -> None:
     """Writes config.json: the resolved config, what the training data and the teacher are,
-    versions, commit and command.
+    `Experiment.sizes`, versions, commit and command.
     """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     if teacher:
         record["teacher_fingerprint"] = teacher
+    if sizes:
+        record["sizes"] = dict(sizes)
     record |= dict(
         versions=versions.versions(),
         commit=versions.commit(),

@@ -1,0 +1,102 @@
+"""Where tokens look: attention rollout and mean attention distance, of the attention weights that
+`vit_jax.intermediates` returns.
+
+Arrays of NumPy give arrays of NumPy; those of JAX give JAX's, and may be traced.
+"""
+
+import numpy as np
+
+
+def namespace(array):
+    """NumPy or jax.numpy, for the array; what is neither becomes an array of NumPy."""
+    array = array if hasattr(array, "__array_namespace__") else np.asarray(array)
+    return array, array.__array_namespace__()
+
+
+def rollout(weights):
+    """Attention rollout (arXiv 2005.00928, section 3): how much of each token's output comes from
+    each token of the input, if a layer passes on half of its input beside what it attends to.
+
+    Args:
+      weights: [layers, batch, heads, length, length]; each row, of a query, sums to 1.
+
+    Returns:
+      [batch, length, length]: the product of 0.5 A + 0.5 I over the layers, A the mean of the
+      heads, later layers from the left. Rows sum to 1.
+    """
+    weights, xp = namespace(weights)
+    identity = xp.eye(weights.shape[-1], dtype=weights.dtype)
+    result = xp.broadcast_to(identity, (weights.shape[1], *identity.shape))
+    for layer in weights:
+        result = (layer.mean(axis=1) + identity) / 2 @ result
+    return result
+
+
+def distances(grid: tuple[int, int], patch_size: int | tuple[int, int]) -> np.ndarray:
+    """Pixels between the centres of all pairs of patches: [patches, patches], row by row."""
+    y, x = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    height, width = np.broadcast_to(patch_size, 2)
+    return np.hypot(height * (y[:, None] - y), width * (x[:, None] - x))
+
+
+def mean_distance(weights, grid, patch_size, num_prefix: int = 1):
+    """Mean attention distance (arXiv 2010.11929 appendix D.7): how far patches look, by layer and
+    head.
+
+    It is from patch to patch: prefix tokens are dropped, and the weights of each query on patches
+    are scaled to sum to 1. A query with no weight on any patch is left out.
+
+    Args:
+      weights: [layers, batch, heads, length, length].
+      grid: (height, width) of the patch tokens.
+      patch_size: side of a patch in pixels, or (height, width).
+      num_prefix: tokens before the patches.
+
+    Returns:
+      [layers, heads] in pixels, the mean over the batch and over all queries.
+
+    Raises:
+      ValueError: the length is not `num_prefix` and the patches of the grid.
+    """
+    weights, xp = namespace(weights)
+    length = num_prefix + grid[0] * grid[1]
+    if weights.shape[-2:] != (length, length):
+        raise ValueError(
+            f"weights {weights.shape} do not fit num_prefix {num_prefix} and grid {grid}: their "
+            f"last two axes must be {length}"
+        )
+    to_patches = weights[..., num_prefix:, num_prefix:]
+    total = to_patches.sum(axis=-1)
+    weighted = (to_patches * xp.asarray(distances(grid, patch_size), weights.dtype)).sum(axis=-1)
+    counts = total != 0  # true for NaN, which shows in the result
+    distance = xp.where(counts, weighted / xp.where(counts, total, 1), 0)
+    return distance.sum(axis=(1, 3)) / counts.sum(axis=(1, 3))
+
+
+def attention_map(model, found: dict):
+    """How much of what the head reads comes from each patch, by attention rollout.
+
+    The head reads the class token (and that of distillation), the mean of the patch tokens, or what
+    attention pooling gathers from them.
+
+    Args:
+      model: a ViT.
+      found: what `vit_jax.intermediates` returns for it.
+
+    Returns:
+      [batch, h, w], h and w those of the grid of patches.
+    """
+    flow, _ = namespace(rollout(found["attention"]))
+    prefix = found["num_prefix"]
+    if model.pool == "map":
+        pooling = found["pooling_attention"].mean(axis=1)  # [batch, 1, patches]
+        read = (pooling @ flow[:, prefix:])[:, 0]
+    elif model.distilled:
+        read = flow[:, :2].mean(axis=1)
+    elif model.pool.startswith("tok"):
+        read = flow[:, 0]
+    elif model.pool == "0":
+        read = flow[:, prefix]
+    else:
+        read = flow[:, prefix:].mean(axis=1)
+    return read[:, prefix:].reshape(-1, *found["grid"])
