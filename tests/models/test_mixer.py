@@ -26,6 +26,7 @@ def get_config(arg=""):
     config.total_steps = 2
     config.image_size = 8
     config.log_every = 1
+    config.pictures_every = 1
     config.model = dict(variant="Mixer-S/4", width=32, depth=2, droppath=0.1)
     config.data = dict(name="digits", batch_size=64)
     config.optim = dict(lr=1e-3, warmup_steps=1)
@@ -168,6 +169,8 @@ def test_training_by_its_variant_name(tmp_path):
         lines[1]["train/loss"] < lines[0]["train/loss"] + 0.5
         and lines[1]["train/skipped_steps"] == 0
     )
+    # It has no attention.
+    assert [path.name for path in (tmp_path / "run/pictures").iterdir()] == ["0_inputs.png"]
 
 
 def test_fields_are_json_and_build_the_same_model():

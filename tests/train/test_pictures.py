@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import build_experiment, last_error, metric_lines
+from conftest import build_experiment, metric_lines
 from PIL import Image
 from test_objectives import MODEL, SETTINGS, flags
 from test_train import final_params, run, same_bits
@@ -121,9 +121,11 @@ def test_devices_draw_the_same(unlabelled, name):
             params = jax.jit(experiment.objective.init, static_argnums=0)(0)
             ready = jax.device_put(ready, experiment.abstract_batch["mask"].sharding)
             drawn.append(jax.device_get(pictures.make_draw(experiment)(params, ready)))
-    assert [x.dtype for x in drawn[0]] == [np.uint8] * 3
-    for one, other in zip(*drawn, strict=True):
+    (kinds, attention), (others, other_attention) = drawn
+    assert [x.dtype for x in kinds] == [np.uint8] * 3
+    for one, other in zip(kinds, others, strict=True):
         assert np.abs(one.astype(int) - other).max() <= 1
+    np.testing.assert_allclose(attention, other_attention, rtol=1e-4)
 
 
 def test_pictures_are_side_by_side_and_large_enough():
@@ -131,19 +133,63 @@ def test_pictures_are_side_by_side_and_large_enough():
     rows = pictures.side_by_side(kinds)
     assert rows.shape == (3, 150, 2 * 120 + pictures.GAP, 3)
     assert (rows[:, :, :120] == 10).all() and (rows[:, :, -120:] == 20).all()
-    sheet = Image.open(io.BytesIO(pictures.png(rows)))
-    assert sheet.size == (242, 3 * 150 + 2 * pictures.GAP)
+    sheet = np.asarray(Image.open(io.BytesIO(pictures.png(rows))))
+    assert sheet.shape == (150, 3 * 242 + 2 * pictures.GAP, 3)
+    assert (sheet[:, 244:486] == rows[1]).all()
+    wide = np.concatenate([rows] * 2, axis=2)
+    assert Image.open(io.BytesIO(pictures.png(wide))).size == (484, 3 * 150 + 2 * pictures.GAP)
 
 
-def images_in(workdir) -> dict[int, str]:
-    """Step -> name of each image in TensorBoard's events."""
+def test_small_views_stand_at_the_top():
+    small, large = (np.full((1, side, side, 3), side, np.uint8) for side in (96, 120))
+    (row,) = pictures.side_by_side([large, small])
+    assert (row[:96, 122:] == 96).all() and (row[96:, 122:] == 255).all()
+
+
+def test_attention_is_that_of_the_model_evaluated_on_the_augmented_images(tiny):
+    import vit_jax
+    from vit_jax.figures import rollout
+
+    settings = f"image_size={SIDE} data.batch_size={BATCH} {MODEL} model.pool=gap"
+    config = configs.load(tiny, flags(settings))
+    experiment = build_experiment(config, mesh=meshes.make_mesh(config.mesh, jax.devices()[:1]))
+    given, original = batch(experiment.objective)
+    ready = dict(image=np.uint8(255 * original), seed=given["seed"], mask=np.ones(BATCH))
+    ready |= dict(label=np.zeros(BATCH, np.int32))
+    params = experiment.objective.init(0)
+    kinds, attention = pictures.make_draw(experiment)(params, ready)
+    (inputs,) = pictures.make_draw_inputs(experiment)(ready)
+    model = experiment.model
+    weights = vit_jax.intermediates(model, params, model.normalize(inputs))["attention"]
+    expected = np.asarray(rollout(weights)).mean(1).reshape(BATCH, 4, 4)
+    np.testing.assert_allclose(attention, expected, rtol=1e-4)
+    assert not kinds and np.any(np.asarray(inputs) != ready["image"])  # flipped
+
+
+def test_every_view_is_drawn_and_attention_to_the_first(unlabelled):
+    settings = f"{SETTINGS['dino']} data.views.local_count=2 optim.ema_decay=0.9"
+    experiment = experiment_of(unlabelled, settings)
+    chance = np.random.default_rng(0)
+    ready = dict(image=chance.integers(0, 256, (BATCH, 2, SIDE, SIDE, 3), np.uint8))
+    ready |= dict(local=chance.integers(0, 256, (BATCH, 2, 4, 4, 3), np.uint8))
+    ready |= dict(seed=np.zeros((BATCH, 2), np.int32), mask=np.ones(BATCH))
+    ready |= dict(label=np.zeros(BATCH, np.int32))
+    views = pictures.make_draw_inputs(experiment)(ready)
+    sides = [view.shape[1] for view in views]
+    assert sides == [SIDE, SIDE, 4, 4] and {len(view) for view in views} == {BATCH}
+    _, attention = pictures.make_draw(experiment)(experiment.objective.init(0), ready)
+    assert attention.shape == (BATCH, 4, 4)
+
+
+def images_in(workdir) -> dict[int, list[str]]:
+    """Step -> names of the images in TensorBoard's events."""
     found = {}
     for path in sorted(workdir.glob("events.out.tfevents.*")):
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(record)
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "images":
-                    found[event.step] = value.tag
+                    found.setdefault(event.step, []).append(value.tag.removeprefix("pictures/"))
     return found
 
 
@@ -153,18 +199,18 @@ def test_pictures_change_no_number_and_are_the_same_after_a_stop(unlabelled, tmp
     assert run(unlabelled, tmp_path / "without", *arguments) == 0
     assert run(unlabelled, tmp_path / "with", *arguments, "--config.pictures_every=5") == 0
     folder = tmp_path / "with/pictures"
-    assert sorted(path.name for path in folder.iterdir()) == ["10.png", "12.png", "5.png"]
-    assert images_in(tmp_path / "with") == dict.fromkeys(
-        (5, 10, 12), "pictures/seen, reconstruction, original"
-    )
+    names = {f"{step}{kind}.png" for step in (5, 10, 12) for kind in ("", "_attention")}
+    assert {path.name for path in folder.iterdir()} == names | {"0_inputs.png"}
+    kinds = ["seen, reconstruction, original", "attention"]
+    assert images_in(tmp_path / "with") == {0: ["inputs"]} | dict.fromkeys((5, 10, 12), kinds)
     assert not (tmp_path / "without/pictures").exists()
     assert same_bits(final_params(tmp_path / "without"), final_params(tmp_path / "with"))
     lines = [metric_lines(tmp_path / name) for name in ("without", "with")]
     for key in ("train/loss", "train/grad_norm", "eval/val/knn"):
         assert [line.get(key) for line in lines[0]] == [line.get(key) for line in lines[1]], key
-    before = (folder / "12.png").read_bytes()
+    before = [(folder / name).read_bytes() for name in ("12.png", "12_attention.png")]
     assert run(unlabelled, tmp_path / "with", *arguments, "--config.pictures_every=4") == 0
-    assert (folder / "12.png").read_bytes() == before
+    assert before == [(folder / name).read_bytes() for name in ("12.png", "12_attention.png")]
 
 
 def test_a_picture_that_can_not_be_written_is_a_warning(unlabelled, tmp_path, caplog):
@@ -182,14 +228,9 @@ def test_a_picture_that_can_not_be_written_is_a_warning(unlabelled, tmp_path, ca
     mine.experiment = experiment
     mine.files = Full()
     mine.batch = None
-    mine.draw = lambda params, batch: [np.zeros((9, 8, 8, 3), np.uint8)] * 3
+    mine.draw = lambda params, batch: ([np.zeros((9, 8, 8, 3), np.uint8)] * 3, None)
     writer = Writer()
     with caplog.at_level(logging.WARNING):
         mine.write(7, {}, writer)
     assert "pictures/7.png can't be written" in caplog.text and "No space left" in caplog.text
     assert writer.given[2].shape[0] == pictures.SHOWN
-
-
-def test_an_objective_without_pictures_refuses_them(tiny, tmp_path, capsys):
-    assert run(tiny, tmp_path / "run", "--config.pictures_every=5") == 2
-    assert "pictures_every=5 has no effect with objective=classify" in last_error(capsys)

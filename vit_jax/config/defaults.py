@@ -68,9 +68,9 @@ RUN = dict(
     cutmix=key(0.0, "likewise of CutMix; with both, each batch takes one of them"),
     label_smoothing=key(0.0, "share of every label that goes evenly to all classes", within=DROP),
     log_every=key(50, "steps between lines of metrics", within=COUNT, resume=True, vtab=False),
-    pictures_every=key(0, "steps between pictures of what the objective predicts of the first "
-                       "images, in TensorBoard and WORKDIR/pictures; 0: none", resume=True,
-                       vtab=False),
+    pictures_every=key(0, "steps between pictures of the first images, in TensorBoard and "
+                       "WORKDIR/pictures: where the model looks, and what the objective predicts; "
+                       "how training sees them at each start; 0: none", resume=True, vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "

@@ -73,6 +73,11 @@ def mean_distance(weights, grid, patch_size, num_prefix: int = 1):
     return distance.sum(axis=(1, 3)) / counts.sum(axis=(1, 3))
 
 
+def has_attention(model) -> bool:
+    """Whether `attention_map` can be drawn for a model."""
+    return model.architecture == "vit" and model.depth > 0
+
+
 def attention_map(model, found: dict):
     """How much of what the head reads comes from each patch, by attention rollout.
 

@@ -65,6 +65,13 @@ class Evaluations:
         except Interrupted:
             return {}, True
 
+    def draw_inputs(self, done: int) -> None:
+        """Writes how training sees images, if pictures are wanted."""
+        if self.pictures:
+            watchdog.progress.mark("the pictures of the first images")
+            with self.account.spending("evaluation"):
+                self.pictures.write_inputs(done, self.writer)
+
     def draw(self, number: int, state: step.TrainState) -> None:
         """Writes the pictures that are due."""
         every = self.experiment.config.pictures_every

@@ -176,6 +176,7 @@ class Loop:
         log.info("training from step %d", done)
         with self.bar, self.profiler, self.account.steps(done):
             self.evaluations.stopping.decide(done)
+            self.evaluations.draw_inputs(done)
             number, state, step_metrics = self.updates(done, state)
             while state is None:  # after a loss spike
                 number, state, step_metrics = self.updates(*self.go_back())

@@ -1,5 +1,5 @@
-"""Pictures of what an objective predicts, always of the same images: the first ones that a run
-trains on.
+"""Pictures of a run, always of the same images, the first ones that it trains on: how training sees
+them, where the model looks, and what the objective predicts of them.
 """
 
 import io
@@ -15,6 +15,9 @@ from vit_jax.cli.spool import Files
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import sharding
 from vit_jax.errors import one_line
+from vit_jax.figures.attention import attention_map, has_attention
+from vit_jax.figures.overlay import overlay
+from vit_jax.models.intermediates import intermediates
 from vit_jax.train import metrics, run_data
 from vit_jax.train.experiment import Experiment
 
@@ -23,20 +26,58 @@ log = logging.getLogger("vit_jax.train")
 SHOWN = 8  # images
 GAP = 2  # white pixels between two pictures
 SMALLEST = 96  # pixels of the shorter side; smaller pictures are enlarged
+SHEET_WIDTH = 800  # pixels that the rows of a sheet fill, if they are not wider each
 
 
-def make_draw(experiment: Experiment):
-    """f(params, uint8 batch) -> the pictures of `Objective.pictures`, uint8 [batch, H, W, 3] each,
-    on all devices.
-    """
+def as_pixels(x):
+    """0 to 1 -> uint8."""
+    return jnp.round(255 * jnp.clip(x, 0, 1)).astype(jnp.uint8)
+
+
+def make_prepare(experiment: Experiment):
+    """f(uint8 batch) -> the batch as the objective gets it."""
     config = experiment.config
     model = experiment.model
     preprocess = make_preprocess(config, model.normalize, model.num_classes)
+    key = jax.random.key(config.seed, impl=config.prng)
+    return lambda batch: preprocess(batch, key)
 
-    def draw(params, batch) -> list:
-        key = jax.random.key(config.seed, impl=config.prng)
-        found = experiment.objective.pictures(params, preprocess(batch, key))
-        return [jnp.round(255 * jnp.clip(x, 0, 1)).astype(jnp.uint8) for x in found]
+
+def make_draw_inputs(experiment: Experiment):
+    """f(uint8 batch) -> augmented images, uint8 [batch, H, W, 3], on all devices; those of each
+    view, if there are several.
+    """
+    prepare = make_prepare(experiment)
+
+    def draw(batch) -> list:
+        ready = prepare(batch)
+        views = [ready[name] for name in ("image", "local") if name in ready]
+        if views[0].ndim == 5:  # [batch, views, H, W, 3]
+            views = [view for group in views for view in jnp.moveaxis(group, 1, 0)]
+        return [as_pixels(experiment.model.denormalize(view)) for view in views]
+
+    return jax.jit(draw, out_shardings=sharding.replicated(experiment.mesh))
+
+
+def make_draw(experiment: Experiment):
+    """f(params, uint8 batch) -> (the pictures of `Objective.pictures`, uint8 [batch, H, W, 3] each;
+    attention to each patch of the first view, float32 [batch, h, w], None without attention), on
+    all devices.
+    """
+    model = experiment.model
+    objective = experiment.objective
+    prepare = make_prepare(experiment)
+
+    def attention(params, image):
+        if not has_attention(model):
+            return None
+        image = image if image.ndim == 4 else image[:, 0]
+        return attention_map(model, intermediates(model, objective.of_model(params), image))
+
+    def draw(params, batch) -> tuple:
+        ready = prepare(batch)
+        found = objective.pictures(params, ready) if objective.draws else ()
+        return [as_pixels(x) for x in found], attention(params, ready["image"])
 
     return jax.jit(draw, out_shardings=sharding.replicated(experiment.mesh))
 
@@ -48,18 +89,30 @@ def enlarged(pictures: np.ndarray) -> np.ndarray:
 
 
 def side_by_side(kinds: list[np.ndarray]) -> np.ndarray:
-    """Kinds of pictures of the same images, uint8 [n, H, W, 3] each -> [n, H, W of all, 3]."""
+    """Kinds of pictures of the same images, uint8 [n, H, W, 3] each -> [n, largest H, W of all,
+    3].
+    """
+    kinds = [enlarged(pictures) for pictures in kinds]
+    height = max(pictures.shape[1] for pictures in kinds)
     columns = []
-    for pictures in map(enlarged, kinds):
-        columns += [pictures, np.full((*pictures.shape[:2], GAP, 3), 255, np.uint8)]
-    return np.concatenate(columns[:-1], axis=2)
+    for pictures in kinds:
+        below = height - pictures.shape[1]
+        margins = ((0, 0), (0, below), (0, GAP), (0, 0))
+        columns.append(np.pad(pictures, margins, constant_values=255))
+    return np.concatenate(columns, axis=2)[:, :, :-GAP]
 
 
-def png(rows: np.ndarray) -> bytes:
-    """One image of all rows, uint8 [n, H, W, 3]."""
-    sheet = np.pad(rows, ((0, 0), (0, GAP), (0, 0), (0, 0)), constant_values=255)
+def png(pictures: np.ndarray) -> bytes:
+    """One image of all pictures, uint8 [n, H, W, 3], in rows from left to right."""
+    count, height, width, _ = pictures.shape
+    columns = min(count, max(1, SHEET_WIDTH // width))
+    rows = -(-count // columns)
+    margins = ((0, rows * columns - count), (0, GAP), (0, GAP), (0, 0))
+    cells = np.pad(pictures, margins, constant_values=255)
+    cells = cells.reshape(rows, columns, height + GAP, width + GAP, 3).swapaxes(1, 2)
+    sheet = cells.reshape(rows * (height + GAP), columns * (width + GAP), 3)
     file = io.BytesIO()
-    Image.fromarray(sheet.reshape(-1, *sheet.shape[2:])[:-GAP]).save(file, "png")
+    Image.fromarray(sheet[:-GAP, :-GAP]).save(file, "png")
     return file.getvalue()
 
 
@@ -70,21 +123,41 @@ class Pictures:
         self.experiment = experiment
         self.files = files
         self.batch = run_data.first_rows(experiment, source, SHOWN)
+        self.draw_inputs = make_draw_inputs(experiment)
         self.draw = make_draw(experiment)
+
+    def write_inputs(self, number: int, writer: metrics.MetricWriter) -> None:
+        """Draws how training sees the images, at a start after `number` updates."""
+        views = jax.device_get(self.draw_inputs(self.batch))
+        self.publish(f"{number}_inputs", number, "inputs", views, writer)
 
     def write(self, number: int, params, writer: metrics.MetricWriter) -> None:
         """Draws them for the parameters after `number` updates, into TensorBoard and
         WORKDIR/pictures.
         """
-        kinds = jax.device_get(self.draw(params, self.batch))
+        kinds, attention = jax.device_get(self.draw(params, self.batch))
+        if kinds:
+            name = ", ".join(self.experiment.objective.draws)
+            self.publish(str(number), number, name, kinds, writer)
+        if attention is not None:
+            images = jax.device_get(self.draw_inputs(self.batch))[0]
+            looks = np.stack([overlay(*pair) for pair in zip(images, attention, strict=True)])
+            self.publish(f"{number}_attention", number, "attention", [images, looks], writer)
+
+    def publish(
+        self, stem: str, number: int, name: str, kinds: list, writer: metrics.MetricWriter
+    ) -> None:
+        """Writes kinds of pictures, uint8 [batch, H, W, 3] each, side by side; process 0 does it
+        for all.
+        """
         if jax.process_index() != 0:
             return
         rows = side_by_side([pictures[:SHOWN] for pictures in kinds])
-        writer.write_pictures(number, ", ".join(self.experiment.objective.draws), rows)
+        writer.write_pictures(number, name, rows)
         try:
-            cli.replace_file(self.files.path(f"pictures/{number}.png"), png(rows))
+            cli.replace_file(self.files.path(f"pictures/{stem}.png"), png(rows))
         except OSError as error:
-            log.warning("pictures/%d.png can't be written (%s)", number, one_line(error)[:160])
+            log.warning("pictures/%s.png can't be written (%s)", stem, one_line(error)[:160])
 
 
 def make_pictures(experiment: Experiment, source, files: Files) -> Pictures | None:

@@ -1,7 +1,6 @@
 """The objective that a config chooses."""
 
 from vit_jax.config import is_own
-from vit_jax.errors import UserError
 from vit_jax.models import losses
 from vit_jax.models.classifier import Classifier
 from vit_jax.train.objectives import classify, dino, distill, mae, masked_patches, own
@@ -33,16 +32,6 @@ def make_objective(
     Raises:
       UserError: the objective does not fit the model.
     """
-    objective = choose(config, model, total_steps, teacher)
-    if config.pictures_every and not objective.draws:
-        raise UserError(
-            f"config key pictures_every={config.pictures_every} has no effect with objective="
-            f"{config.objective}, which has nothing to draw: set it to 0"
-        )
-    return objective
-
-
-def choose(config, model: Classifier, total_steps: int, teacher: Teacher | None) -> Objective:
     if is_own(config.objective):
         return own.make(config, model, total_steps)
     if config.objective == "distill":
