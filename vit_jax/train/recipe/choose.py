@@ -19,6 +19,7 @@ LARGEST_BATCH = 512  # of the rule, and of arXiv 2010.11929 table 4
 SMALLEST_BATCH = 16
 STEPS_PER_EPOCH = 8  # at least, with larger batches
 EVALUATIONS = 20
+PICTURES = 4
 # In evaluations. With 5, runs ended while the learning rate was still high, and were worse than
 # trial runs of a fifth of their length, whose learning rate had fallen.
 PATIENCE = 10
@@ -250,6 +251,7 @@ def length(plan: Plan, sizes: Sizes, steps: int) -> Choice:
     values = {
         "total_steps": steps,
         "log_every": max(1, min(50, steps // EVALUATIONS)),
+        "pictures_every": max(1, steps // PICTURES),
         "early_stopping": PATIENCE,
         "checkpoint.every": every,
         "checkpoint.keep_last": 1,

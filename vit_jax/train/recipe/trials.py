@@ -34,11 +34,12 @@ def part_of(config, lr: float, share: str):
 
 
 def without_checkpoints(trial):
-    """A config whose run is saved only at its end, which is the last step."""
+    """A config whose run is saved only at its end, which is the last step, and draws nothing."""
     with trial.unlocked():
         trial.checkpoint.every = 0
         trial.checkpoint.keep_best = ""
         trial.early_stopping = 0
+        trial.pictures_every = 0
     return trial.lock()
 
 
