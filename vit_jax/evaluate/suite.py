@@ -5,7 +5,7 @@ training or afterwards.
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -17,9 +17,11 @@ from vit_jax.config.own_parts import OwnPart
 from vit_jax.distributed import sharding, waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe, own
+from vit_jax.evaluate.mistakes import records as record
 from vit_jax.models import losses, preparation
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
+from vit_jax.weights.pretrained import SIGMOID
 
 log = logging.getLogger("vit_jax.evaluate")
 
@@ -34,13 +36,14 @@ ON_FEATURES = {
 @dataclasses.dataclass(frozen=True)
 class Steps:
     """A model, and compiled functions of (params, batch): sums of the classification, frozen
-    features, and logits.
+    features, logits, and records of the classification.
     """
 
     model: Classifier
     classify: Callable | None  # None: the model has no classes
     features: Callable
     logits: Callable | None = None
+    record: Callable | None = None  # see mistakes/records.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Split:
     num_classes: int
     num_examples: int
     labels: Callable[[], np.ndarray]  # of all examples; may need a scan
+    class_names: Sequence[str]  # () if they have only numbers
+    describe: Callable[[int], str]  # the name of an example
+    # (indices of some examples, batch size) -> the same as `batches` for these.
+    chosen: Callable[[Sequence[int], int], Callable[[Classifier], Iterator[dict]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +93,23 @@ class Splits:
         if key not in self.opened:
             source = self.source(use, data, data_set, data_dir, split)
             source = self.with_labels(source, use, is_classified)
-            batches = self.batches(use, data, source, size)
-            self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
+            self.opened[key] = Split(
+                key,
+                self.batches(use, data, source, size),
+                source.num_classes,
+                len(source),
+                source.labels,
+                source.class_names,
+                source.describe,
+                functools.partial(self.chosen, use, data, source),
+            )
         return self.opened[key]
+
+    def chosen(self, use: str, data, source, numbers: Sequence[int], size: int) -> Callable:
+        """See `Split.chosen`."""
+        from vit_jax.data.sources.source import Subset
+
+        return self.batches(use, data, Subset(source, np.asarray(numbers)), size)
 
     def source(self, use: str, data, data_set: str, data_dir: str, split: str):
         """Opens a split with its labels."""
@@ -212,21 +233,32 @@ def make_steps(config, model) -> Steps:
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
     classify = None
+    recorded = None
     if model.num_classes:
         loss = losses.make_loss(config, model.num_classes)
-        classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
-        classify = jax.jit(classify)
-    return Steps(model, classify, jax.jit(extract), jax.jit(logits))
+        how = (apply_fn, loss, model.num_classes, model.normalize)
+        classify = jax.jit(classification.make_eval_step(*how))
+        examples = classification.make_example_step(*how)
+        recorded = jax.jit(record.make_step(examples, config.loss in SIGMOID))
+    return Steps(model, classify, jax.jit(extract), jax.jit(logits), recorded)
 
 
 class Pass:
     """Evaluations of some parameters, which share features and logits."""
 
-    def __init__(self, opened: dict[str, Evaluation], steps: Steps, params, until: Callable):
+    def __init__(
+        self,
+        opened: dict[str, Evaluation],
+        steps: Steps,
+        params,
+        until: Callable,
+        records: dict[str, record.Records] | None,
+    ):
         self.opened = opened
         self.steps = steps
         self.params = params
         self.until = until
+        self.records = records
         self.collected: dict[tuple, features.Features] = {}
 
     def batches(self, name: str, split: Split) -> Iterator[dict]:
@@ -250,15 +282,25 @@ class Pass:
         if evaluation.part:
             return self.own_metrics(name, evaluation)
         if settings.type in ON_BATCHES:
-            batches = self.batches(name, test)
-            if settings.among == "present":
-                classes = np.isin(np.arange(self.steps.model.num_classes), test.labels())
-                batches = (batch | dict(among=classes) for batch in batches)
+            batches = self.classified_batches(name, evaluation)
+            if self.records is not None:
+                found = record.collect(self.steps.record, self.params, batches, test.num_examples)
+                self.records[name] = found
+                return found.metrics()
             return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
         train_features = self.collect(name, evaluation.train)
         test_features = self.collect(name, test)
         evaluate = ON_FEATURES[settings.type]
         return evaluate(train_features, test_features, test.num_classes, settings)
+
+    def classified_batches(self, name: str, evaluation: Evaluation) -> Iterator[dict]:
+        """With `among` if only the classes that are present are predicted."""
+        batches = self.batches(name, evaluation.test)
+        if evaluation.settings.among != "present":
+            return batches
+        classes = np.arange(self.steps.model.num_classes)
+        among = np.isin(classes, evaluation.test.labels())
+        return (batch | dict(among=among) for batch in batches)
 
     def own_metrics(self, name: str, evaluation: Evaluation) -> dict[str, float]:
         """Those of a part of the user's own, from what it has parameters for."""
@@ -291,14 +333,16 @@ def run(
     params,
     wanted: Callable[[str], bool],
     until: Callable = waits.each,
+    records: dict[str, record.Records] | None = None,
 ) -> dict[str, float]:
     """Runs evaluations and returns their metrics, "eval/NAME/top1" and so on.
 
     Args:
       wanted: f(name), whether to run an evaluation.
       until: f(what, batches) -> batches; may end early, by an exception.
+      records: if given, it receives those of every classification by name.
     """
-    this = Pass(opened, steps, params, until)
+    this = Pass(opened, steps, params, until, records)
     scalars = {}
     for name in filter(wanted, opened):
         result = this.metrics(name)
