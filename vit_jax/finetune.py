@@ -204,7 +204,7 @@ def work_by_config(args) -> None:
         lr = best(tried)
         final = run_final(config, folder / "final", lr)
         wrong = mistakes.describe(config, folder / "final")
-    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train"), wrong)
+    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train", wrong))
 
 
 def work_on_folder(args) -> None:
@@ -234,7 +234,7 @@ def work_on_folder(args) -> None:
         final = report.delivered(folder / "final")
         wrong = mistakes.describe(config, folder / "final")
     what = "all but the held-out images"
-    end(args, folder, report.Outcome(tried, metric, lr, final, what), wrong)
+    end(args, folder, report.Outcome(tried, metric, lr, final, what, wrong))
     if jax.process_index() == 0:
         compared = report.against_one_answer(final, recipe.largest)
         if compared:
@@ -278,18 +278,14 @@ def holding(args, path: str) -> Iterator[epath.Path]:
         yield folder
 
 
-def end(args, folder: epath.Path, outcome: report.Outcome, wrong: list[str]) -> None:
-    """Shows and writes how it went; process 0 does it for all.
-
-    Args:
-      wrong: what `mistakes.describe` returns.
-    """
+def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
+    """Shows and writes how it went; process 0 does it for all."""
     if jax.process_index() != 0:
         return
     report.show(outcome)
     cli.write_json(args.json, report.to_json(outcome))
     print(printable(f"The model: {folder / 'final'}"))
-    for line in wrong:
+    for line in outcome.mistakes:
         print(printable(f"Mistakes:  {line}"))
 
 

@@ -4,15 +4,12 @@ import logging
 import math
 
 import jax
-from etils import epath
 
 from vit_jax import config as configs
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import own, suite
-from vit_jax.evaluate.mistakes import contact_sheets, folder
-from vit_jax.evaluate.mistakes.records import Records
 from vit_jax.weights import adapt
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.pretrained import Pretrained
@@ -78,12 +75,11 @@ def evaluate(config, out: str = "") -> dict[str, float]:
         steps = suite.make_steps(config, model)
         scalars = suite.run(opened, steps, params, lambda name: True, records=records)
         check_finite(scalars, weights.path)
-        for name, found in (records or {}).items():
-            looks = looks_at(found, model, params, opened[name].test, mesh)
-            if jax.process_index() == 0:
-                about = describe(name, weights, loaded, opened[name].test)
-                folder.write(epath.Path(out) / name, folder.files(about, found, looks))
-                log.info("what %s gets wrong in %s: %s/%s", weights.path, name, out, name)
+        if out:
+            from vit_jax.evaluate.mistakes import describe  # imports Matplotlib
+
+            splits = {name: evaluation.test for name, evaluation in opened.items()}
+            describe.write(out, records, splits, weights, loaded, params)
     return scalars
 
 
@@ -91,18 +87,3 @@ def check_finite(scalars: dict[str, float], path: str) -> None:
     for name, value in scalars.items():
         if not math.isfinite(value):
             raise NegativeResult(f"{name} of {path} is not finite: check the weights")
-
-
-def looks_at(records: Records, model, params, split: suite.Split, mesh) -> dict:
-    """What the contact sheets show; all processes compute it."""
-    ids = records.id[folder.chosen(records)]
-    shards = sharding.batch_shards(mesh)
-    return contact_sheets.looks(model, params, split, ids, shards)
-
-
-def describe(name: str, weights, loaded: Pretrained, split: suite.Split) -> folder.About:
-    """What was evaluated on what. Classes have the names of the weights, or else of the data."""
-    names = loaded.class_names
-    if not weights.class_names and len(split.class_names) == len(names):
-        names = tuple(split.class_names)
-    return folder.About(name, weights.path, weights.step, names, split.describe)

@@ -3,21 +3,20 @@ training or afterwards.
 """
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from vit_jax import config as configs
 from vit_jax.cli.spool import Files
 from vit_jax.config import is_own
 from vit_jax.config.own_parts import OwnPart
-from vit_jax.distributed import sharding, waits, watchdog
+from vit_jax.distributed import waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe, own
 from vit_jax.evaluate.mistakes import records as record
+from vit_jax.evaluate.splits import Split, Splits
 from vit_jax.models import losses, preparation
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
@@ -47,132 +46,11 @@ class Steps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """One split of a data set, ready to be read. Splits with the same key have the same batches."""
-
-    key: tuple
-    batches: Callable[[Classifier], Iterator[dict]]  # prepared as the model expects
-    num_classes: int
-    num_examples: int
-    labels: Callable[[], np.ndarray]  # of all examples; may need a scan
-    class_names: Sequence[str]  # () if they have only numbers
-    describe: Callable[[int], str]  # the name of an example
-    # (indices of some examples, batch size) -> the same as `batches` for these.
-    chosen: Callable[[Sequence[int], int], Callable[[Classifier], Iterator[dict]]]
-
-
-@dataclasses.dataclass(frozen=True)
 class Evaluation:
     settings: object  # an entry of `config.evals`
     test: Split
     train: Split | None  # of evaluations that learn from features
     part: OwnPart | None = None  # if it is one of the user's own
-
-
-class Splits:
-    """Opens the splits of evaluations; what several evaluations read is opened and cached once."""
-
-    def __init__(self, config, mesh, class_names, num_classes: int, files: Files | None):
-        from vit_jax.data import eval_cache
-
-        self.config = config
-        self.mesh = mesh
-        self.class_names = class_names
-        self.num_classes = num_classes
-        self.files = files
-        self.cache = eval_cache.EvalCache(config.data.eval_cache_gib)
-        self.opened: dict[tuple, Split] = {}
-
-    def open(self, use: str, data, split: str, is_classified: bool) -> Split:
-        """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
-        data_set = data.name or self.config.data.name
-        data_dir = data.data_dir or self.config.data.data_dir
-        size = data.batch_size or self.config.data.batch_size
-        decoding = (size, data.crop, data.get("fraction"), data.method)
-        key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
-        if key not in self.opened:
-            source = self.source(use, data, data_set, data_dir, split)
-            source = self.with_labels(source, use, is_classified)
-            self.opened[key] = Split(
-                key,
-                self.batches(use, data, source, size),
-                source.num_classes,
-                len(source),
-                source.labels,
-                source.class_names,
-                source.describe,
-                functools.partial(self.chosen, use, data, source),
-            )
-        return self.opened[key]
-
-    def chosen(self, use: str, data, source, numbers: Sequence[int], size: int) -> Callable:
-        """See `Split.chosen`."""
-        from vit_jax.data.sources.source import Subset
-
-        return self.batches(use, data, Subset(source, np.asarray(numbers)), size)
-
-    def source(self, use: str, data, data_set: str, data_dir: str, split: str):
-        """Opens a split with its labels."""
-        from vit_jax.data.sources import open as sources
-
-        config = self.config
-        if data.rest:
-            return sources.open_rest(config.data, config.user)
-        try:
-            return sources.open_source(data_set, split, data_dir, config.user)
-        except UserError as error:
-            if data.name or configs.uses_labels(config):
-                raise
-            raise type(error)(
-                f"{use} needs labels, which the training data do not have ({error}): set "
-                f"{use}.data.name to other data, or leave all evaluations out with "
-                "--config.evals={}"
-            ) from None
-
-    def with_labels(self, source, use: str, is_classified: bool):
-        """The source with labels as the evaluation needs them."""
-        from vit_jax.data.sources import source as source_module
-
-        if is_classified:
-            return source_module.with_classes(source, self.class_names, self.num_classes, use)
-        if source.set_size:
-            raise UserError(
-                f"{use} learns from features, for which an image must have one label, but its "
-                "images have several: choose other data"
-            )
-        return source
-
-    def batches(self, use: str, data, source, size: int) -> Callable[[Classifier], Iterator[dict]]:
-        """f(model) -> global batches on the mesh, from the start."""
-        from vit_jax.data import pipeline, to_device
-        from vit_jax.data.skipped import Skipped
-
-        config = self.config
-        rows = sharding.local_rows(self.mesh, size)
-        common = (config.data.on_corrupt, config.data.threads)
-        skipped = Skipped()
-        if self.files is not None:
-            skipped.list_in(self.files, use)
-
-        @functools.cache
-        def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
-            host = pipeline.eval_pipeline(
-                data,
-                source,
-                rows,
-                size,
-                model.image_size,
-                *common,
-                model,
-                config.data.exif_rotation,
-            )
-            return self.cache.batches(dataclasses.replace(host, skipped=skipped))
-
-        def batches(model: Classifier) -> Iterator[dict]:
-            prefetch = config.data.prefetch
-            return to_device.to_device(decoded(model)(), self.mesh, rows, size, prefetch)
-
-        return batches
 
 
 def open_all(

@@ -16,6 +16,7 @@ from vit_jax.data import fonts, picture_grid
 from vit_jax.data.picture_grid import Caption, Cell
 from vit_jax.distributed import sharding
 from vit_jax.evaluate.mistakes.records import Records
+from vit_jax.evaluate.splits import Split
 from vit_jax.figures.attention import attention_map
 from vit_jax.figures.overlay import overlay
 from vit_jax.models.classifier import Classifier
@@ -65,13 +66,11 @@ def make_step(model: Classifier) -> Callable:
     return jax.jit(step)
 
 
-def looks(model: Classifier, params, split, ids: np.ndarray, shards: int) -> dict[int, Look]:
-    """Reads some images again, and computes where the model looks.
+def looks(model: Classifier, params, split: Split, ids: np.ndarray) -> dict[int, Look]:
+    """Reads some images again, and computes where the model looks, inside of `jax.set_mesh`.
 
     Args:
-      split: a `suite.Split`.
-      ids: int [n], of the images in it.
-      shards: into how many parts the devices divide a batch.
+      ids: int [n], of images in the split.
 
     Returns:
       id -> Look.
@@ -81,6 +80,7 @@ def looks(model: Classifier, params, split, ids: np.ndarray, shards: int) -> dic
     needed = attention_bytes(model)
     if needed > MOST_ATTENTION:
         log.warning("no attention maps: those of one image need %.1f GiB", needed / 2**30)
+    shards = sharding.batch_shards(jax.sharding.get_abstract_mesh())
     per_device = max(1, min(-(-len(ids) // shards), AT_ONCE // max(needed, 1)))
     step = make_step(model)
     found = []
