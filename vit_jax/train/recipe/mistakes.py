@@ -36,7 +36,7 @@ def describe(config, folder: epath.Path) -> list[str]:
         return []
     try:
         scalars = of_weights.evaluate(described, str(out))
-    except Exception as error:
+    except Exception as error:  # such as a full disk: what was trained is saved
         log.warning("what the model gets wrong can't be described: %s", one_line(error)[:300])
         return []
     return [line(name, scalars, out) for name in described.evals]
