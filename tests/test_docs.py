@@ -35,7 +35,7 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if l
 def test_the_demo_runs_the_commands_that_the_readme_shows():
     shown = [shlex.split(command) for command in COMMANDS]
     for command in demo.commands(pathlib.Path("demo_workdir")):
-        stripped = [word for word in command if not word.startswith("--json")]
+        stripped = [word for word in command if not word.startswith(("--json", "--out"))]
         if (
             stripped[-1].endswith("init_from=demo_workdir/pretrain")
             and "vit_jax.evaluate" in stripped

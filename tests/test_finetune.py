@@ -16,9 +16,10 @@ from vit_jax.checkpoints import read as checkpoint
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed.mesh import AXES
 from vit_jax.errors import NegativeResult
+from vit_jax.evaluate import of_weights
 from vit_jax.train import __main__ as train
 from vit_jax.train.experiment import Experiment, total_bytes
-from vit_jax.train.recipe import measure, prepare, report
+from vit_jax.train.recipe import measure, mistakes, prepare, report
 from vit_jax.weights import load as pretrained
 
 
@@ -149,6 +150,7 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     assert "final run: learning rate" in out.err
     assert "61.5% of the training images are digit 0" in out.out
     assert "--init_from='my photos-finetuned'" in out.out
+    assert "of 8 held-out images" in out.out
     folder = tmp_path / "my photos-finetuned"
     record = json.loads((folder / "config.json").read_text())
     assert record["config"]["data"]["class_balance"] == 0.5, "24 images of one class, 6 of another"
@@ -168,6 +170,11 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     assert loss == min(x["eval/held_out/loss"] for x in lines if "eval/held_out/loss" in x)
     assert found["final"]["eval/held_out/loss"] == loss
     assert found["final"]["eval/held_out/count"] == 8
+    summary = json.loads((folder / "final/evals/held_out/summary.json").read_text())
+    for name in ("top1", "loss", "count"):
+        assert summary[name] == pytest.approx(found["final"][f"eval/held_out/{name}"], rel=1e-5)
+    assert summary["step"] == int(checkpoint.find(folder).name), "the checkpoint that is delivered"
+    assert summary["class_names"] == ["digit 0", "digit 1", "digit 7"]
 
     monkeypatch.setattr(prepare, "make", None)  # choices are read, not made
     assert finetune.main(flags) == 0
@@ -179,6 +186,22 @@ def test_a_folder_needs_no_config(tmp_path, weights, monkeypatch, capsys):
     assert "has a fine-tuning of" in last_error(capsys)
     assert predict.main([f"--init_from={folder}", photos, "--out=classes.csv"]) == 0
     assert "digit 7" in (tmp_path / "classes.csv").read_text()
+
+
+def test_a_fine_tuning_does_not_fail_if_its_mistakes_can_not_be_described(
+    tiny, tmp_path, monkeypatch, caplog
+):
+    config = configs.load(tiny)
+    found = mistakes.config_of(config, tmp_path)
+    assert found.init_from == str(tmp_path) and list(found.evals) == ["val"]
+    assert mistakes.describe(config, tmp_path) == []
+    assert "can't be described" in caplog.text and "neither a checkpoint" in caplog.text
+    scalars = {"eval/val/count": 31.0, "eval/val/top1": 29 / 31}
+    monkeypatch.setattr(of_weights, "evaluate", lambda config, out: scalars)
+    line = f"2 of 31 images of val, {tmp_path}/evals/val/mistakes.jpg"
+    assert mistakes.describe(config, tmp_path) == [line]
+    held_out = {f"eval/held_out/{key}": value for key, value in (("count", 8.0), ("top1", 1.0))}
+    assert mistakes.line("held_out", held_out, tmp_path) == "none of 8 held-out images"
 
 
 def test_a_model_that_only_guesses_is_named():

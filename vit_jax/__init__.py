@@ -324,7 +324,9 @@ def fit(
 
 
 def score(
-    config: str | os.PathLike | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    config: str | os.PathLike | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    out: str | os.PathLike | None = None,
 ) -> dict[str, float]:
     """Evaluates weights on the data that a config says, like the command `evaluate`.
 
@@ -332,6 +334,8 @@ def score(
 
     Args:
       config, overrides: as `load_config` takes them; `init_from` has the weights.
+      out: a folder that shall describe where the model is wrong, local or gs://; docs/mistakes.md
+        says what is in it.
 
     Returns:
       The metrics by name, such as "eval/test/top1".
@@ -341,4 +345,4 @@ def score(
     """
     from vit_jax.evaluate import __main__ as command
 
-    return command.score(load_config(config, overrides))
+    return command.score(load_config(config, overrides), os.fspath(out) if out else "")

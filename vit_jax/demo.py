@@ -32,7 +32,7 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
 
     def evaluate(folder: pathlib.Path) -> list[str]:
         options = [f"--config.init_from={folder}", f"--json={folder}/test.json"]
-        return module("evaluate", "evaluate.py:digits,test", *options)
+        return module("evaluate", "evaluate.py:digits,test", *options, f"--out={folder}/evals")
 
     init_from = f"--config.init_from={pretrain}"
     return [

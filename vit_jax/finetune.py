@@ -28,7 +28,7 @@ from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, workdir
 from vit_jax.train.fit import run
-from vit_jax.train.recipe import facts, prepare, report, trials
+from vit_jax.train.recipe import facts, mistakes, prepare, report, trials
 
 log = logging.getLogger("vit_jax.finetune")
 
@@ -203,7 +203,8 @@ def work_by_config(args) -> None:
         tried = run_trials(lambda lr: trials.part_of(config, lr, share), folder, lrs)
         lr = best(tried)
         final = run_final(config, folder / "final", lr)
-    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train"))
+        wrong = mistakes.describe(config, folder / "final")
+    end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train", wrong))
 
 
 def work_on_folder(args) -> None:
@@ -231,8 +232,9 @@ def work_on_folder(args) -> None:
             lr = best(tried, metric)
         run_final(config, folder / "final", lr)
         final = report.delivered(folder / "final")
+        wrong = mistakes.describe(config, folder / "final")
     what = "all but the held-out images"
-    end(args, folder, report.Outcome(tried, metric, lr, final, what))
+    end(args, folder, report.Outcome(tried, metric, lr, final, what, wrong))
     if jax.process_index() == 0:
         compared = report.against_one_answer(final, recipe.largest)
         if compared:
@@ -283,6 +285,8 @@ def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
     report.show(outcome)
     cli.write_json(args.json, report.to_json(outcome))
     print(printable(f"The model: {folder / 'final'}"))
+    for line in outcome.mistakes:
+        print(printable(f"Mistakes:  {line}"))
 
 
 COMMAND = cli.Command(

@@ -17,6 +17,7 @@ from etils import epath
 
 from vit_jax import cli
 from vit_jax import config as configs
+from vit_jax.cli.csv_cell import cell
 from vit_jax.distributed import runtime
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.evaluate import predictions
@@ -98,12 +99,6 @@ def predict(
         unreadable=[files[i] for i in unreadable],
         names=loaded.class_names,
     )
-
-
-def cell(text: str) -> str:
-    """A name in a CSV; spreadsheets run what begins like a formula."""
-    text = printable(text, kept="")
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def as_csv(result: dict) -> str:

@@ -14,7 +14,8 @@ from test_listings import make_tar
 
 from vit_jax.cli.terminal import Console
 from vit_jax.data import __main__ as command
-from vit_jax.data.check import contact_sheet, duplicates, examine, fonts, of_files, show
+from vit_jax.data import fonts
+from vit_jax.data.check import contact_sheet, duplicates, examine, of_files, show
 
 ONE_CLASS = "classes that have images (a classifier needs two or more)"
 

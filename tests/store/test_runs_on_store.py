@@ -106,7 +106,8 @@ print(
     train.main([f"--config={tiny}", "--workdir=gs://none/run"]),
     train.main([f"--config={tiny}", "--workdir=gs://No_Bucket/run"]),
     evaluate.main(["--config=configs/evaluate.py:digits", init, "--json=gs://none/eval.json"]),
-    evaluate.main(["--config=configs/evaluate.py:digits", init, "--json=gs://bucket/new/eval.json"]),
+    evaluate.main(["--config=configs/evaluate.py:digits", init, "--json=gs://bucket/new/eval.json",
+                   "--out=gs://bucket/evals"]),
     convert.main(["gs://bucket/run", "gs://bucket/converted/run.npz"]),
     convert.main(["gs://bucket/converted/run.npz", "gs://bucket/timm", "--format=timm"]),
     convert.main(["gs://bucket/timm", "gs://bucket/big.npz", "--format=big_vision"]),
@@ -128,7 +129,9 @@ def check_commands(tiny, tmp_path, store):
     assert "gs://none/run can't be reached (there is no such bucket)" in errors[0]
     assert "Invalid GCS bucket name" in errors[1]
     assert "--json=gs://none/eval.json can't be reached" in errors[2]
-    assert json.loads(store.read("bucket/new/eval.json"))["eval/test/top1"] > 0
+    top1 = json.loads(store.read("bucket/new/eval.json"))["eval/test/top1"]
+    assert top1 == json.loads(store.read("bucket/evals/test/summary.json"))["top1"] > 0
+    assert store.read("bucket/evals/test/least_sure.jpg").startswith(b"\xff\xd8")
     assert store.read("bucket/p.npz").startswith(b"PK")
 
 
@@ -170,6 +173,7 @@ def test_fine_tuning_and_vtab_on_a_store_give_what_they_give_locally(tiny, tmp_p
         found = json.loads(store.read("bucket/tuned/finetune.json"))
         task = json.loads(store.read("bucket/vtab/vtab.json"))["tasks"]["dtd"]
         assert store.read("bucket/vtab/vtab.png").startswith(b"\x89PNG")
+        assert json.loads(store.read("bucket/tuned/final/evals/val/summary.json"))["count"] == 360
     assert found == json.loads((tmp_path / "tuned/finetune.json").read_text())
     local = json.loads((tmp_path / "vtab/vtab.json").read_text())["tasks"]["dtd"]
     for key in ("seeds", "num_test", "lr", "ci95"):

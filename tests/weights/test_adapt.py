@@ -471,7 +471,9 @@ def trained_from(tiny, path, *flags):
 def evaluated_from(tiny, path, monkeypatch):
     """The parameters that an evaluation would use."""
     seen = []
-    monkeypatch.setattr(suite, "run", lambda evals, step, params, wanted: seen.append(params) or {})
+    monkeypatch.setattr(
+        suite, "run", lambda evals, step, params, *_, **__: seen.append(params) or {}
+    )
     config = configs.load(
         str(GOLDEN.parents[1] / "configs/evaluate.py:digits"), [f"--config.init_from={path}"]
     )

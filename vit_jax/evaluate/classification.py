@@ -9,10 +9,14 @@ from vit_jax.models import losses
 from vit_jax.models.classifier import normalize
 
 
-def make_eval_step(
+def make_example_step(
     apply_fn: Callable, loss: str | Callable, num_classes: int, normalize: Callable = normalize
 ) -> Callable:
-    """Builds eval_step(params, batch) -> sums over the examples with mask 1 and at least one label.
+    """Builds f(params, batch) -> what is known of each example of a batch:
+
+      choices: float32 [batch, classes], the logits, -inf for classes that are not predicted;
+      correct, loss: float32 [batch], 0 for examples that do not count;
+      mask: float32 [batch], 1 for examples that count: those with mask 1 and at least one label.
 
     If an example has several labels, each of them is correct. If the batch has `among`, bool
     [classes], only these classes are predicted.
@@ -26,7 +30,7 @@ def make_eval_step(
 
     loss_fn = losses.LOSSES.get(loss, loss)
 
-    def eval_step(params, batch) -> dict:
+    def example_step(params, batch) -> dict:
         logits = apply_fn(params, normalize(batch["image"]))
         target = losses.targets(batch["label"], num_classes)
         mask = batch["mask"] * (target.sum(axis=-1) > 0)
@@ -35,8 +39,26 @@ def make_eval_step(
             choices = jnp.where(batch["among"], logits, -jnp.inf)
         predicted = choices.argmax(-1)[:, None]
         correct = jnp.take_along_axis(target, predicted, axis=-1)[:, 0] * mask
-        example_loss = loss_fn(logits, target) * mask
-        return dict(correct=correct.sum(), loss=example_loss.sum(), count=mask.sum())
+        return dict(
+            choices=choices, correct=correct, loss=loss_fn(logits, target) * mask, mask=mask
+        )
+
+    return example_step
+
+
+def make_eval_step(
+    apply_fn: Callable, loss: str | Callable, num_classes: int, normalize: Callable = normalize
+) -> Callable:
+    """Builds eval_step(params, batch) -> sums over the examples that count; see
+    `make_example_step`.
+    """
+    example_step = make_example_step(apply_fn, loss, num_classes, normalize)
+
+    def eval_step(params, batch) -> dict:
+        found = example_step(params, batch)
+        return dict(
+            correct=found["correct"].sum(), loss=found["loss"].sum(), count=found["mask"].sum()
+        )
 
     return eval_step
 

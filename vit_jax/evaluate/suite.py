@@ -3,23 +3,24 @@ training or afterwards.
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from vit_jax import config as configs
 from vit_jax.cli.spool import Files
 from vit_jax.config import is_own
 from vit_jax.config.own_parts import OwnPart
-from vit_jax.distributed import sharding, waits, watchdog
+from vit_jax.distributed import waits, watchdog
 from vit_jax.errors import UserError
 from vit_jax.evaluate import classification, features, fewshot, knn, linear_probe, own
+from vit_jax.evaluate.mistakes import records as record
+from vit_jax.evaluate.splits import Split, Splits
 from vit_jax.models import losses, preparation
 from vit_jax.models.classifier import Classifier
 from vit_jax.weights import load as pretrained
+from vit_jax.weights.pretrained import SIGMOID
 
 log = logging.getLogger("vit_jax.evaluate")
 
@@ -34,24 +35,14 @@ ON_FEATURES = {
 @dataclasses.dataclass(frozen=True)
 class Steps:
     """A model, and compiled functions of (params, batch): sums of the classification, frozen
-    features, and logits.
+    features, logits, and records of the classification.
     """
 
     model: Classifier
     classify: Callable | None  # None: the model has no classes
     features: Callable
     logits: Callable | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """One split of a data set, ready to be read. Splits with the same key have the same batches."""
-
-    key: tuple
-    batches: Callable[[Classifier], Iterator[dict]]  # prepared as the model expects
-    num_classes: int
-    num_examples: int
-    labels: Callable[[], np.ndarray]  # of all examples; may need a scan
+    record: Callable | None = None  # see mistakes/records.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,98 +51,6 @@ class Evaluation:
     test: Split
     train: Split | None  # of evaluations that learn from features
     part: OwnPart | None = None  # if it is one of the user's own
-
-
-class Splits:
-    """Opens the splits of evaluations; what several evaluations read is opened and cached once."""
-
-    def __init__(self, config, mesh, class_names, num_classes: int, files: Files | None):
-        from vit_jax.data import eval_cache
-
-        self.config = config
-        self.mesh = mesh
-        self.class_names = class_names
-        self.num_classes = num_classes
-        self.files = files
-        self.cache = eval_cache.EvalCache(config.data.eval_cache_gib)
-        self.opened: dict[tuple, Split] = {}
-
-    def open(self, use: str, data, split: str, is_classified: bool) -> Split:
-        """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
-        data_set = data.name or self.config.data.name
-        data_dir = data.data_dir or self.config.data.data_dir
-        size = data.batch_size or self.config.data.batch_size
-        decoding = (size, data.crop, data.get("fraction"), data.method)
-        key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
-        if key not in self.opened:
-            source = self.source(use, data, data_set, data_dir, split)
-            source = self.with_labels(source, use, is_classified)
-            batches = self.batches(use, data, source, size)
-            self.opened[key] = Split(key, batches, source.num_classes, len(source), source.labels)
-        return self.opened[key]
-
-    def source(self, use: str, data, data_set: str, data_dir: str, split: str):
-        """Opens a split with its labels."""
-        from vit_jax.data.sources import open as sources
-
-        config = self.config
-        if data.rest:
-            return sources.open_rest(config.data, config.user)
-        try:
-            return sources.open_source(data_set, split, data_dir, config.user)
-        except UserError as error:
-            if data.name or configs.uses_labels(config):
-                raise
-            raise type(error)(
-                f"{use} needs labels, which the training data do not have ({error}): set "
-                f"{use}.data.name to other data, or leave all evaluations out with "
-                "--config.evals={}"
-            ) from None
-
-    def with_labels(self, source, use: str, is_classified: bool):
-        """The source with labels as the evaluation needs them."""
-        from vit_jax.data.sources import source as source_module
-
-        if is_classified:
-            return source_module.with_classes(source, self.class_names, self.num_classes, use)
-        if source.set_size:
-            raise UserError(
-                f"{use} learns from features, for which an image must have one label, but its "
-                "images have several: choose other data"
-            )
-        return source
-
-    def batches(self, use: str, data, source, size: int) -> Callable[[Classifier], Iterator[dict]]:
-        """f(model) -> global batches on the mesh, from the start."""
-        from vit_jax.data import pipeline, to_device
-        from vit_jax.data.skipped import Skipped
-
-        config = self.config
-        rows = sharding.local_rows(self.mesh, size)
-        common = (config.data.on_corrupt, config.data.threads)
-        skipped = Skipped()
-        if self.files is not None:
-            skipped.list_in(self.files, use)
-
-        @functools.cache
-        def decoded(model: Classifier) -> Callable[[], Iterator[dict]]:
-            host = pipeline.eval_pipeline(
-                data,
-                source,
-                rows,
-                size,
-                model.image_size,
-                *common,
-                model,
-                config.data.exif_rotation,
-            )
-            return self.cache.batches(dataclasses.replace(host, skipped=skipped))
-
-        def batches(model: Classifier) -> Iterator[dict]:
-            prefetch = config.data.prefetch
-            return to_device.to_device(decoded(model)(), self.mesh, rows, size, prefetch)
-
-        return batches
 
 
 def open_all(
@@ -212,21 +111,32 @@ def make_steps(config, model) -> Steps:
     logits = features.make_step(apply_fn, model.normalize)
     extract = features.make_step(features_fn, model.normalize)
     classify = None
+    recorded = None
     if model.num_classes:
         loss = losses.make_loss(config, model.num_classes)
-        classify = classification.make_eval_step(apply_fn, loss, model.num_classes, model.normalize)
-        classify = jax.jit(classify)
-    return Steps(model, classify, jax.jit(extract), jax.jit(logits))
+        how = (apply_fn, loss, model.num_classes, model.normalize)
+        classify = jax.jit(classification.make_eval_step(*how))
+        examples = classification.make_example_step(*how)
+        recorded = jax.jit(record.make_step(examples, config.loss in SIGMOID))
+    return Steps(model, classify, jax.jit(extract), jax.jit(logits), recorded)
 
 
 class Pass:
     """Evaluations of some parameters, which share features and logits."""
 
-    def __init__(self, opened: dict[str, Evaluation], steps: Steps, params, until: Callable):
+    def __init__(
+        self,
+        opened: dict[str, Evaluation],
+        steps: Steps,
+        params,
+        until: Callable,
+        records: dict[str, record.Records] | None,
+    ):
         self.opened = opened
         self.steps = steps
         self.params = params
         self.until = until
+        self.records = records
         self.collected: dict[tuple, features.Features] = {}
 
     def batches(self, name: str, split: Split) -> Iterator[dict]:
@@ -250,15 +160,25 @@ class Pass:
         if evaluation.part:
             return self.own_metrics(name, evaluation)
         if settings.type in ON_BATCHES:
-            batches = self.batches(name, test)
-            if settings.among == "present":
-                classes = np.isin(np.arange(self.steps.model.num_classes), test.labels())
-                batches = (batch | dict(among=classes) for batch in batches)
+            batches = self.classified_batches(name, evaluation)
+            if self.records is not None:
+                found = record.collect(self.steps.record, self.params, batches, test.num_examples)
+                self.records[name] = found
+                return found.metrics()
             return ON_BATCHES[settings.type](self.steps.classify, self.params, batches)
         train_features = self.collect(name, evaluation.train)
         test_features = self.collect(name, test)
         evaluate = ON_FEATURES[settings.type]
         return evaluate(train_features, test_features, test.num_classes, settings)
+
+    def classified_batches(self, name: str, evaluation: Evaluation) -> Iterator[dict]:
+        """With `among` if only the classes that are present are predicted."""
+        batches = self.batches(name, evaluation.test)
+        if evaluation.settings.among != "present":
+            return batches
+        classes = np.arange(self.steps.model.num_classes)
+        among = np.isin(classes, evaluation.test.labels())
+        return (batch | dict(among=among) for batch in batches)
 
     def own_metrics(self, name: str, evaluation: Evaluation) -> dict[str, float]:
         """Those of a part of the user's own, from what it has parameters for."""
@@ -291,14 +211,16 @@ def run(
     params,
     wanted: Callable[[str], bool],
     until: Callable = waits.each,
+    records: dict[str, record.Records] | None = None,
 ) -> dict[str, float]:
     """Runs evaluations and returns their metrics, "eval/NAME/top1" and so on.
 
     Args:
       wanted: f(name), whether to run an evaluation.
       until: f(what, batches) -> batches; may end early, by an exception.
+      records: if given, it receives those of every classification by name.
     """
-    this = Pass(opened, steps, params, until)
+    this = Pass(opened, steps, params, until, records)
     scalars = {}
     for name in filter(wanted, opened):
         result = this.metrics(name)

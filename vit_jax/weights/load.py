@@ -81,6 +81,7 @@ def read_checkpoint(path, grid=None) -> Weights:
             fields,
             class_names,
             config.get("loss", ""),
+            step=int(folder.name) if folder.name.isdecimal() else None,
             objective=objective,
             settings=config.get(objective, {}),
             extra=flatten({name: value for name, value in params.items() if name in extra}),

@@ -11,6 +11,7 @@ import tensorflow as tf
 from rich.table import Table
 
 from vit_jax import config as configs
+from vit_jax.cli import out_folder
 from vit_jax.cli.terminal import Console
 from vit_jax.config import eval_defaults, is_own
 from vit_jax.data import pipeline
@@ -253,7 +254,7 @@ def run(config, args) -> dict:
     """Checks every data set of a config, prints and returns the reports; `ready` is true if all
     are.
     """
-    contact_sheet.must_be_writable(args.out)
+    out_folder.make(args.out)
     weights_decide = not config.image_size
     if weights_decide:
         config = config.copy_and_resolve_references()

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from vit_jax.cli import out_folder
 from vit_jax.data import pipeline
 from vit_jax.data.check import contact_sheet, findings, show, survey
 from vit_jax.data.check.findings import Described, Finding
@@ -198,7 +199,7 @@ def run(given: str, out: str, labelled: bool) -> dict:
     Args:
       labelled: whether the images have classes, or are for training without labels.
     """
-    contact_sheet.must_be_writable(out)
+    out_folder.make(out)
     tf.config.set_visible_devices([], "GPU")
     name = name_of(given)
     opened = open_files(name, labelled)

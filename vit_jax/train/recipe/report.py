@@ -1,7 +1,7 @@
 """What a fine-tuning says at its end."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 from rich.table import Table
@@ -22,6 +22,7 @@ class Outcome:
     lr: float  # the chosen one
     final: Mapping[str, float]  # metrics of the final run
     trained_on: str
+    mistakes: Sequence[str] = ()  # see `mistakes.describe`
 
 
 def delivered(folder: epath.Path) -> dict[str, float]:

@@ -25,6 +25,7 @@ class Weights:
     # Published name -> name in the file.
     file_names: dict[str, str] = dataclasses.field(default_factory=dict)
     path: str = ""  # they were read from here, as messages name it
+    step: int | None = None  # of a checkpoint of ours
     objective: str = ""  # of their training, if it is known
     settings: dict = dataclasses.field(default_factory=dict)  # its keys of a config
     # What it trained besides the model, by name.
