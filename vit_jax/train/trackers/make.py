@@ -59,9 +59,7 @@ def make_own(name: str, config, files: Files) -> Tracker:
     part = own_parts.part("trackers", name, config)
     tracker = part(workdir=str(files.workdir))
     if not isinstance(tracker, Tracker):
-        raise part.error(
-            f"gives {own_parts.shown(tracker)}, but it must give {A_TRACKER}"
-        )
+        raise part.error(f"gives {own_parts.shown(tracker)}, but it must give {A_TRACKER}")
     return tracker
 
 

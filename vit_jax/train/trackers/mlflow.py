@@ -19,6 +19,7 @@ STATUS = {0: "FINISHED", 75: "KILLED"}  # by exit code; all others: FAILED
 NOT_ALLOWED = re.compile(r"[^/\w.\- :]")  # in names
 LONGEST = 500  # letters of a parameter
 MOST = 100  # parameters in one request
+TALKATIVE = ("mlflow", "alembic", "urllib3")  # log how they make a database, and every retry
 
 
 def allowed(name: str) -> str:
@@ -31,7 +32,7 @@ class MLflow(Tracker):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         import mlflow  # takes seconds, and is not always installed
 
-        for name in ("mlflow", "alembic"):  # they log how they make a database
+        for name in TALKATIVE:
             logging.getLogger(name).setLevel(logging.ERROR)
         self.entities = mlflow.entities
         self.client = mlflow.MlflowClient()

@@ -19,7 +19,7 @@ from vit_jax.train.trackers.tracker import Tracker
 log = logging.getLogger("vit_jax.train")
 
 LONGEST = 10_000  # calls that may wait for a tracker
-END_S = 20  # that the end of a run waits for all trackers
+END_S = 15  # that the end of a run waits for all trackers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,7 @@ class Sender:
     next one sends what is missing, if the tracker can say what it has.
     """
 
-    def __init__(
-        self, name: str, make: Callable[[], Tracker], run_ids: RunIds, earlier: Earlier
-    ):
+    def __init__(self, name: str, make: Callable[[], Tracker], run_ids: RunIds, earlier: Earlier):
         """`make`: called in the thread, for it may import a library."""
         self.name = name
         self.make = make
@@ -82,7 +80,7 @@ class Sender:
         if not self.is_off:
             self.thread.join(max(0.0, until - time.monotonic()))
         if self.thread.is_alive():
-            self.turn_off("it does not end")
+            self.turn_off(f"it did not end within {END_S} s")
             ongoing.was_abandoned = True
 
     # --- in the thread of the tracker ---

@@ -17,7 +17,7 @@ PROJECT = "vit_jax"
 # Nothing is printed, and neither code nor its changes since the last commit are uploaded.
 SETTINGS = dict(silent=True, console="off", disable_code=True, disable_git=True, save_code=False)
 SETTINGS |= dict(resume="allow", reinit="create_new")
-SETTINGS |= dict(finish_timeout=15)  # seconds; what is not sent is on disk, for `wandb sync`
+SETTINGS |= dict(finish_timeout=10)  # seconds; what is not sent is on disk, for `wandb sync`
 ELSEWHERE = ("offline", "dryrun", "disabled")  # modes that need no API key
 
 
@@ -29,7 +29,7 @@ class Wandb(Tracker):
     def start(self, run_id: str | None) -> str:
         import wandb  # takes a second, and is not always installed
 
-        users = wandb.setup().settings  # of the environment and of files
+        users = wandb.setup(wandb.Settings(silent=True)).settings  # of environment and files
         if users.mode not in ELSEWHERE and not wandb.login(prompt=False, verify=False):
             raise RuntimeError("there is no API key: run `wandb login`, or set WANDB_MODE=offline")
         more = {}

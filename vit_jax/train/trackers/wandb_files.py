@@ -5,6 +5,7 @@ wandb's. https://github.com/google/leveldb/blob/main/doc/log_format.md
 
 import pathlib
 import struct
+import zlib
 from collections.abc import Iterator
 
 BLOCK = 32_768
@@ -15,23 +16,30 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def parts(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-    """(kind, content) of all complete parts of records."""
+    """(kind, content) of all complete parts of records, of which the last may be cut off.
+
+    Raises:
+      ValueError: the file is damaged, or of another format.
+    """
     with path.open("rb") as file:
         start = FILE_HEADER
         while block := file.read(BLOCK):
             if start and not block.startswith(MAGIC):
                 raise ValueError(f"{path} does not begin like a file of wandb")
             while start + PART.size <= len(block):
-                _, length, kind = PART.unpack_from(block, start)
+                checksum, length, kind = PART.unpack_from(block, start)
                 start += PART.size + length
                 if not FULL <= kind <= LAST or start > len(block):
                     return
-                yield kind, block[start - length : start]
+                content = block[start - length : start]
+                if zlib.crc32(bytes([kind]) + content) != checksum:
+                    raise ValueError(f"{path} has a record with a wrong checksum")
+                yield kind, content
             start = 0
 
 
 def records(path: pathlib.Path) -> Iterator[bytes]:
-    """All complete records; the end of one may be missing after a kill."""
+    """All complete records; raises what `parts` does."""
     content = b""
     for kind, part in parts(path):
         content = part if kind in (FULL, FIRST) else content + part
@@ -54,8 +62,7 @@ def last_step(folder: pathlib.Path, run_id: str, but: pathlib.Path) -> int | Non
     """The last step of a run in wandb's folder, -1 if it has none; `but`: the sub-folder of this
     start. None if there is no file of an earlier start, or one that can't be read.
     """
-    files = [path for path in folder.glob(f"*run-*/run-{run_id}.wandb") if path.parent != but]
-    files = [path for path in files if not path.parent.is_symlink()]
+    files = [path for path in folder.glob(f"*run-*-*/run-{run_id}.wandb") if path.parent != but]
     if not files:
         return None
     try:
