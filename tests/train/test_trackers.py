@@ -4,19 +4,14 @@ that what fails or hangs stops no run.
 
 import json
 import logging
-import os
-import signal
-import struct
-import subprocess
 import sys
 import threading
 import time
 import types
-import zlib
 
 import numpy as np
 import pytest
-from conftest import ROOT, last_error, metric_lines
+from conftest import last_error
 from etils import epath
 
 from vit_jax import config as configs
@@ -25,7 +20,7 @@ from vit_jax.distributed.waits import ongoing
 from vit_jax.errors import Preempted, UserError
 from vit_jax.train import __main__ as train
 from vit_jax.train import metrics
-from vit_jax.train.trackers import make, run_ids, sender, wandb_files
+from vit_jax.train.trackers import make, run_ids, sender
 from vit_jax.train.trackers.tracker import Tracker
 
 PICTURE = np.zeros((2, 4, 6, 3), np.uint8)
@@ -290,125 +285,3 @@ def test_names_of_trackers_are_checked(tiny, tmp_path, monkeypatch, capsys):
         make.make_own("no_tracker:Table", config, files)
     monkeypatch.setattr(make, "Sender", lambda name, *_: name)
     assert make.start(config, files, None) == ["wandb", "no_tracker:Table"]
-
-
-# --- the files of wandb ---
-
-
-def log_file(contents: list[bytes]) -> bytes:
-    """In LevelDB's log format, by its description."""
-    out = bytearray(b":W&B\xe1\xbe\x00")
-    for content in contents:
-        begins = True
-        while begins or content:
-            left = 32768 - len(out) % 32768
-            if left < 7:
-                out += bytes(left)
-                continue
-            part, content = content[: left - 7], content[left - 7 :]
-            kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}
-            typed = bytes([kind[begins, not content]]) + part
-            out += struct.pack("<IH", zlib.crc32(typed), len(part)) + typed
-            begins = False
-    return bytes(out)
-
-
-def test_records_of_any_size_are_read_up_to_where_the_file_ends(tmp_path):
-    rng = np.random.default_rng(0)
-    sizes = [1, 32_754, 3, 5, 32_000, 750, 1, 100_000, *rng.integers(1, 9000, 30)]
-    contents = [rng.bytes(size) for size in sizes]
-    data = log_file(contents)
-    path = tmp_path / "run-a.wandb"
-    path.write_bytes(data)
-    assert list(wandb_files.records(path)) == contents
-    for end in [0, 7, 9, 14, *rng.integers(7, len(data), 20)]:
-        path.write_bytes(data[:end])
-        found = list(wandb_files.records(path))
-        assert found == contents[: len(found)]
-        assert len(log_file(contents[: len(found) + 1])) > end
-    for damaged in (data[:50_000] + bytes(40_000), b"{" + data):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError):
-            list(wandb_files.records(path))
-
-
-def test_only_files_of_this_run_and_earlier_starts_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(wandb_files, "steps", lambda path: map(int, path.read_text().split()))
-    now = tmp_path / "offline-run-3-a"
-    assert wandb_files.last_step(tmp_path, "a", but=now) is None
-    for folder, text in {"run-1-a": "1 2", "offline-run-2-a": "3", "run-2-b": "9"}.items():
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"run-{folder[-1]}.wandb").write_text(text)
-    now.mkdir()
-    (now / "run-a.wandb").write_text("7")
-    (tmp_path / "latest-run").symlink_to(now)
-    assert wandb_files.last_step(tmp_path, "a", but=now) == 3
-    (tmp_path / "run-1-a/run-a.wandb").write_text("")
-    (tmp_path / "offline-run-2-a/run-a.wandb").write_text("")
-    assert wandb_files.last_step(tmp_path, "a", but=now) == -1
-    (tmp_path / "run-1-a/run-a.wandb").write_text("another format")
-    assert wandb_files.last_step(tmp_path, "a", but=now) is None
-
-
-# --- the libraries themselves ---
-
-DIES = """
-import os, signal, sys, time
-from vit_jax.train import __main__ as train, metrics
-
-write = metrics.MetricWriter.write
-
-def write_or_die(self, step, scalars):
-    write(self, step, scalars)
-    if step == 7:
-        while any(tracker.calls.qsize() or tracker.last < 7 for tracker in self.trackers):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-metrics.MetricWriter.write = write_or_die
-train.main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_wandb_and_mlflow_have_a_killed_run_as_one_run_without_doubled_steps(tiny, tmp_path):
-    """MLflow has the steps after the checkpoint, which come again; wandb has lost all."""
-    pytest.importorskip("wandb")
-    pytest.importorskip("mlflow")
-    environment = os.environ | dict(
-        WANDB_MODE="offline", MLFLOW_TRACKING_URI=f"file:{tmp_path}/mlruns", PYTHONPATH=str(ROOT)
-    )
-    flags = [
-        f"--config={tiny}",
-        f"--workdir={tmp_path}/run",
-        "--config.trackers=('wandb','mlflow')",
-    ]
-    for command, code in (["-c", DIES], -signal.SIGKILL), (["-m", "vit_jax.train"], 0):
-        words = [sys.executable, *command, *flags]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-        assert "tracker" not in done.stderr and "wandb:" not in done.stderr, done.stderr
-    lines = metric_lines(tmp_path / "run")
-    ids = json.loads((tmp_path / "run/trackers.json").read_text())
-
-    from wandb.proto import wandb_internal_pb2
-
-    rows = []
-    files = sorted((tmp_path / "run/wandb").glob(f"offline-run-*-{ids['wandb']}/*.wandb"))
-    assert len(files) == 2
-    for path in files:
-        for content in wandb_files.records(path):
-            history = wandb_internal_pb2.Record.FromString(content).history
-            row = {"/".join(i.nested_key): json.loads(i.value_json) for i in history.item}
-            rows += [row] if row else []
-    assert [row["_step"] for row in rows] == [line["step"] for line in lines] == list(range(1, 13))
-    assert [row["train/loss"] for row in rows] == [line["train/loss"] for line in lines]
-
-    (run,) = (tmp_path / "mlruns").glob("*/*/metrics/train")
-    assert run.parents[1].name == ids["mlflow"]
-    for name in ("train/loss", "eval/val/top1"):
-        stored = [text.split() for text in (run.parent / name).read_text().splitlines()]
-        assert [(int(step), float(value)) for _, value, step in stored] == [
-            (line["step"], line[name]) for line in lines if name in line
-        ]
-    assert (run.parents[1] / "params/optim.lr").read_text() == "0.001"

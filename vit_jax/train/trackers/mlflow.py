@@ -18,6 +18,7 @@ EXPERIMENT = "vit_jax"
 STATUS = {0: "FINISHED", 75: "KILLED"}  # by exit code; all others: FAILED
 NOT_ALLOWED = re.compile(r"[^/\w.\- :]")  # in names
 LONGEST = 500  # letters of a parameter
+GAP = 2  # white pixels between two pictures
 MOST = 100  # parameters in one request
 TALKATIVE = ("mlflow", "alembic", "urllib3")  # log how they make a database, and every retry
 
@@ -88,7 +89,8 @@ class MLflow(Tracker):
 
     def pictures(self, step: int, name: str, pictures: np.ndarray) -> None:
         """One file, below each other: sent again, it replaces itself."""
-        sheet = pictures.reshape(-1, *pictures.shape[2:])
+        rows = np.pad(pictures, ((0, 0), (0, GAP), (0, 0), (0, 0)), constant_values=255)
+        sheet = rows.reshape(-1, *rows.shape[2:])
         self.client.log_image(self.run_id, sheet, f"pictures/{allowed(name)}/{step}.png")
 
     def finish(self, exit_code: int) -> None:
