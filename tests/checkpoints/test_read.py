@@ -13,6 +13,7 @@ import ml_collections
 import pytest
 from conftest import metric_lines
 
+from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.checkpoints.manager import Checkpointer
 from vit_jax.cli import spool
@@ -164,10 +165,10 @@ def test_more_than_the_memory_is_not_restored(tmp_path, monkeypatch):
         checkpoint.read_params(tmp_path / "1")
 
 
-def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path):
+def test_lines_of_metrics_wait_while_the_disk_is_full(tmp_path, tiny):
     """A limit on the size of files, in the middle of a line, stands in for a full disk."""
     files = spool.LocalFiles(checkpoint.absolute(tmp_path))
-    with metrics.MetricWriter(files, 0) as writer:
+    with metrics.MetricWriter(files, 0, configs.load(tiny)) as writer:
         writer.write(1, {"a": 0.1})
         writer.tensorboard.flush()
         (tmp_path / "metrics.jsonl").write_text(

@@ -359,6 +359,7 @@ def test_a_run_may_be_continued_with_other_values_of_these_keys_alone():
     groups = {"mesh", "checkpoint", "spikes", "evals", "profile"}
     assert {name for name in free if name.split(".")[0] not in groups} == {
         *("accum_steps", "log_every", "pictures_every", "max_skipped", "topology", "flush_every_s"),
+        "trackers",
         *("model.remat", "model.remat_names", "model.scan"),
         *("data.data_dir", "data.on_corrupt", "data.threads"),
         *("data.prefetch", "data.eval_cache_gib"),

@@ -1,5 +1,6 @@
 """Where the log goes, and the summary at the end of a run."""
 
+import ast
 import io
 import json
 import logging
@@ -9,6 +10,7 @@ from etils import epath
 from rich.console import Console
 
 from vit_jax import cli
+from vit_jax import config as configs
 from vit_jax.cli import spool
 from vit_jax.errors import UserError
 from vit_jax.train import console, metrics
@@ -154,3 +156,26 @@ def test_what_is_not_known_is_left_out_and_no_steps_are_no_summary(tmp_path, cap
     assert list(rows) == ["steps"]
     console.show_summary(spool.LocalFiles(epath.Path(tmp_path)), dict(steps=0), {})
     assert capsys.readouterr().err == ""
+
+
+def test_tensorboard_has_the_config_once_per_start(tmp_path, tiny, capsys):
+    from tensorboard.backend.event_processing import event_accumulator
+    from tensorboard.plugins.hparams import metadata
+
+    config = configs.load(tiny)
+    values = dict(configs.flatten(config))
+    with metrics.MetricWriter(spool.LocalFiles(epath.Path(tmp_path)), 7, config) as writer:
+        writer.write(8, {"train/loss": 1.0})
+    assert "warmup_steps" not in "".join(capsys.readouterr())
+    events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    (text,) = events.Tensors("config")
+    lines = text.tensor_proto.string_val[0].decode().splitlines()
+    assert text.step == 7 and all(line.startswith("    ") for line in lines)
+    pairs = [line.strip().split(" = ", 1) for line in lines]
+    assert {key: ast.literal_eval(value) for key, value in pairs} == values
+    found = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = metadata.parse_session_start_info_plugin_data(found).hparams
+    assert settings.keys() == values.keys()
+    assert settings["optim.lr"].number_value == 1e-3 and settings["model.scan"].bool_value is False
+    assert settings["model.variant"].string_value == "Ti/4"
+    assert settings["data.augment"].string_value == "()"

@@ -71,6 +71,9 @@ RUN = dict(
     pictures_every=key(0, "steps between pictures of the first images, in TensorBoard and "
                        "WORKDIR/pictures: where the model looks, and what the objective predicts; "
                        "how training sees them at each start; 0: none", resume=True, vtab=False),
+    trackers=key((), "where metrics and pictures are sent, too, such as ('wandb',)", {
+        "wandb": "Weights & Biases", "mlflow": "MLflow"}, own=("workdir",), resume=True,
+        vtab=False),
     flush_every_s=key(10.0, "fewest seconds between two writes of log and metrics to a store",
                       within=(1.0, 3600.0), resume=True, per_host=True),
     early_stopping=key(0, "checkpoints in a row that are not better by checkpoint.keep_best, after "

@@ -67,9 +67,7 @@ class Key:
         if self.own and type(value) is tuple:
             return self.check_own(value)
         if self.choices and value not in self.choices and not (self.own and is_own(value)):
-            known = ", ".join(map(str, self.choices))
-            more = ", or MODULE:FUNCTION of your own" if self.own else ""
-            raise ValueError(f"={value!r} is not one of {known}{more}")
+            raise ValueError(f"={value!r} is not one of {self.known()}")
         if type(value) in (int, float) and not self.is_within(value):
             low, high = self.within
             raise ValueError(f"={value} is outside {low} to {high}")
@@ -86,10 +84,16 @@ class Key:
             raise ValueError(f" has {item!r}, not a number ({kind}) from {low} to {high}")
         return self.items(item)
 
+    def known(self) -> str:
+        """What may be chosen."""
+        more = ", or MODULE:FUNCTION of your own" if self.own else ""
+        return ", ".join(map(str, self.choices)) + more
+
     def check_own(self, names: tuple) -> tuple:
         for name in names:
-            if not is_own(name):
-                raise ValueError(f" has {name!r}, which is not MODULE:FUNCTION")
+            if name not in self.choices and not is_own(name):
+                what = f"one of {self.known()}" if self.choices else "MODULE:FUNCTION"
+                raise ValueError(f" has {name!r}, which is not {what}")
         return names
 
     def check_pairs(self, pairs) -> tuple:

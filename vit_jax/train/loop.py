@@ -29,6 +29,7 @@ from vit_jax.train.experiment import Experiment, warn_of_epochs
 from vit_jax.train.pictures import make_pictures
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
+from vit_jax.train.trackers import make as trackers
 
 log = logging.getLogger("vit_jax.train")
 
@@ -38,6 +39,7 @@ RETRY_S = 5  # before the last save is repeated: a store may refuse it for a mom
 def train(config, folder: epath.Path, files: Files) -> None:
     """The whole of a run, which writes to `folder`; `files`: what grows there."""
     own_parts.check(config)
+    trackers.check(config)
     source = run_data.open_training_data(config)
     mesh = meshes.make_mesh(config.mesh)
     fields, weights = states.find_start(config, folder)
@@ -68,7 +70,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
         del weights  # gigabytes that the run needs no more
         workdir.claim(folder, config, source.fingerprint, taught_by, experiment.sizes)
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
-        writer = stack.enter_context(metrics.MetricWriter(files, done))
+        writer = stack.enter_context(metrics.MetricWriter(files, done, config))
         with account.spending("compilation"):
             train_step, timer.compile_s = compiling.result()
         runtime.release_memory()

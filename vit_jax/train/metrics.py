@@ -1,4 +1,4 @@
-"""The metrics that a run writes: metrics.jsonl, and TensorBoard events by clu."""
+"""The metrics that a run writes: metrics.jsonl, TensorBoard events by clu, and trackers."""
 
 import json
 import logging
@@ -11,10 +11,12 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax import config as configs
 from vit_jax.cli import regular
 from vit_jax.cli.spool import Files
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import one_line, storage_problem
+from vit_jax.train.trackers import make as trackers
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +43,17 @@ def read_lines(path: epath.Path) -> list[dict[str, float]]:
     return [line for line in map(parse, split(path)) if line is not None]
 
 
-def rewind(path: epath.Path, step: int) -> None:
+def rewind(path: epath.Path, step: int) -> int:
     """Drops the lines after `step`, so that a resumed run writes each step once.
 
     After a kill, the last line may be incomplete. If others are, a copy of the file is kept before
     they are dropped.
+
+    Returns:
+      the last step that had a line; -1 if there was none.
     """
     if not path.exists():
-        return
+        return -1
     texts = split(path)
     lines = [parse(text) for text in texts]
     damaged = [number for number, line in enumerate(lines[:-1], 1) if line is None]
@@ -68,6 +73,20 @@ def rewind(path: epath.Path, step: int) -> None:
         if line is not None and line["step"] <= step
     ]
     cli.replace_file(path, "".join(kept))
+    return max((line["step"] for line in lines if line is not None), default=-1)
+
+
+def settings(config) -> dict[str, bool | int | float | str]:
+    """The config by the names of its keys, as TensorBoard shows it."""
+    return {
+        key: value if isinstance(value, bool | int | float | str) else str(value)
+        for key, value in configs.flatten(config)
+    }
+
+
+def as_markdown(config) -> str:
+    """A line for each key, which Markdown shows as code."""
+    return "\n".join(f"    {key} = {value!r}" for key, value in configs.flatten(config))
 
 
 def fetch(step_metrics: dict) -> dict[str, float]:
@@ -81,21 +100,30 @@ class MetricWriter:
     If the disk is full, training goes on: lines wait in memory until they can be written.
     """
 
-    def __init__(self, files: Files, resumed_step: int):
+    def __init__(self, files: Files, resumed_step: int, config):
         """`files`: of the workdir."""
         self.files = files
         self.is_leader = jax.process_index() == 0
         self.tensorboard = None
+        self.trackers = []
         self.waiting = []  # lines that could not be written yet
         self.next = {}  # scalars that belong to the next line
         if self.is_leader:
             from clu import metric_writers  # imports TensorFlow
 
             self.path = files.path("metrics.jsonl")
-            rewind(self.path, resumed_step)
+            last_step = rewind(self.path, resumed_step)
             self.tensorboard = metric_writers.create_default_writer(
                 str(files.folder), just_logging=False
             )
+            text = as_markdown(config)
+            self.to_tensorboard(lambda writer: writer.write_texts(resumed_step, {"config": text}))
+            self.to_tensorboard(lambda writer: writer.write_hparams(settings(config)))
+            earlier = trackers.Earlier(last_step, lambda: self.lines_until(resumed_step))
+            self.trackers = trackers.start(config, files, earlier)
+
+    def lines_until(self, step: int) -> list[dict[str, float]]:
+        return [line for line in read_lines(self.path) if line["step"] <= step]
 
     def add(self, scalars: dict[str, float]) -> None:
         """Keeps scalars for the next line."""
@@ -118,11 +146,15 @@ class MetricWriter:
         self.write_waiting()
         finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
         self.to_tensorboard(lambda writer: writer.write_scalars(step, finite))
+        for tracker in self.trackers:
+            tracker.write(step, finite)
 
     def write_pictures(self, step: int, name: str, pictures: np.ndarray) -> None:
-        """uint8 [n, H, W, 3], to TensorBoard; on process 0."""
+        """uint8 [n, H, W, 3], to TensorBoard and trackers; on process 0."""
         images = {f"pictures/{name}": pictures}
         self.to_tensorboard(lambda writer: writer.write_images(step, images))
+        for tracker in self.trackers:
+            tracker.pictures(step, name, pictures)
 
     def to_tensorboard(self, use: Callable) -> None:
         """If its events can't be written, TensorBoard lacks the rest of this run; metrics.jsonl has
@@ -160,7 +192,8 @@ class MetricWriter:
     def __enter__(self):
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, kind, error, traceback) -> None:
         if self.waiting:
             self.write_waiting()
         self.to_tensorboard(lambda writer: writer.close())
+        trackers.finish(self.trackers, error)

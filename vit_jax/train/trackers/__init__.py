@@ -1,0 +1,1 @@
+"""Where metrics and pictures are sent besides the workdir (`config.trackers`)."""
