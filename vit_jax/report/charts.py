@@ -1,0 +1,347 @@
+"""The curves of runs as charts of Bokeh: those of one group are drawn side by side, all have the
+same horizontal axis, which a page's controls choose, and a run has the same colour everywhere.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from bokeh.document import Document
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJS,
+    DataRange1d,
+    GlyphRenderer,
+    HoverTool,
+    Legend,
+    LegendItem,
+    NumeralTickFormatter,
+    RadioButtonGroup,
+    Slider,
+)
+from bokeh.palettes import Category10_10, Category20_20
+from bokeh.plotting import figure
+
+from vit_jax.errors import printable
+from vit_jax.report import series
+from vit_jax.report.run import Run
+from vit_jax.report.series import Series
+
+MOST_POINTS = 1_000  # of a curve, twice the pixels of a chart
+ALL_POINTS = 80_000  # of a page: 12 bytes each
+MOST_CURVES = 600  # of a page
+FEW_POINTS = 60  # which are marked, too
+MOST_LEGENDS = 10  # runs
+LOGARITHMIC_FROM = 100  # largest by smallest value
+HEIGHT = 260  # pixels
+
+GROUPS = {
+    "train": "Training",
+    "eval": "Evaluations",
+    "perf": "Speed",
+    "": "Other",
+}
+FIRST = ("train/loss", "train/grad_norm", "train/lr")
+# Always in proportion to another one.
+REDUNDANT = ("perf/images_per_sec_per_chip",)
+
+COMPUTE_UNITS = {1e21: "ZFLOPs", 1e18: "EFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs"}
+TIME_UNITS = {1.0: "hours", 1 / 60: "minutes", 1 / 3600: "seconds"}
+
+FONT = "system-ui, sans-serif"
+AXIS_STYLE = dict(
+    axis_line_color="#999999",
+    major_tick_line_color="#999999",
+    minor_tick_line_color=None,
+    axis_label_text_font=FONT,
+    axis_label_text_font_style="normal",
+    axis_label_text_font_size="12px",
+    axis_label_text_color="#555555",
+    major_label_text_font=FONT,
+    major_label_text_color="#555555",
+)
+LEGEND_STYLE = dict(
+    click_policy="hide",
+    orientation="horizontal",
+    ncols="auto",
+    label_text_font=FONT,
+    label_text_font_size="11px",
+    border_line_color=None,
+    padding=0,
+    margin=4,
+)
+
+# What the controls do. They find the curves in the document: if they referred to all charts, Bokeh
+# would need time in proportion to the square of their number.
+CHOOSE_AXIS = """
+const choice = axes[cb_obj.active];
+for (const panel of cb_obj.document.roots()) {
+  for (const renderer of panel.renderers ?? []) {
+    const data = renderer.data_source.data;
+    const factor = choice.factors[renderer.tags[0]];
+    data[choice.name] ??= data[choice.column].map((x) => x * factor);
+    renderer.glyph.x = {field: choice.name};
+  }
+  if (panel.renderers === undefined) continue;
+  panel.below[0].axis_label = choice.label;
+  const hover = panel.toolbar.tools.find((tool) => tool.tooltips !== undefined);
+  const place = [choice.label, `@${choice.name}{0,0.[000]}`];
+  hover.tooltips = [hover.tooltips[0], place, hover.tooltips[2]];
+}
+x_range.reset();
+"""
+SMOOTH = """
+const weight = cb_obj.value;
+for (const panel of cb_obj.document.roots()) {
+  for (const renderer of panel.renderers ?? []) {
+    if (renderer.tags[1] == "faint") renderer.glyph.line_alpha = weight > 0 ? 0.25 : 0;
+    if (renderer.tags[1] != "curve") continue;
+    const data = renderer.data_source.data;
+    let sum = 0;
+    let total = 0;
+    data.smooth = data.value.map((x) => {
+      if (!isFinite(x)) return x;
+      sum = weight * sum + (1 - weight) * x;
+      total = weight * total + (1 - weight);
+      return sum / total;
+    });
+    renderer.glyph.y = {field: weight > 0 ? "smooth" : "value"};
+    renderer.data_source.change.emit();
+  }
+}
+"""
+SHOW_RUN = """
+for (const panel of cb_obj.document.roots()) {
+  for (const renderer of panel.renderers ?? []) {
+    if (renderer.tags[0] == cb_obj.tags[0]) renderer.visible = cb_obj.visible;
+  }
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A horizontal axis to choose."""
+
+    name: str  # of the column
+    title: str
+    label: str
+    column: str  # from which it is computed
+    factors: tuple[float, ...]  # of the runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """The curves of one metric."""
+
+    key: str
+    curves: dict[int, Series]  # index of the run -> what is drawn
+    notes: list[str]
+
+    @property
+    def group(self) -> str:
+        name = self.key.partition("/")[0]
+        return GROUPS.get(name, GROUPS[""])
+
+
+# --- what is drawn ---
+
+
+def importance(key: str) -> tuple:
+    """Sorts metrics: the loss first."""
+    names = list(GROUPS)
+    group = key.partition("/")[0]
+    rank = names.index(group) if group in names else len(names)
+    return (rank, FIRST.index(key) if key in FIRST else len(FIRST), key)
+
+
+def is_drawn(key: str, found: Sequence[Series]) -> bool:
+    """Whether a metric is more than one value."""
+    return key not in REDUNDANT and any(not one.is_constant for one in found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a page draws."""
+
+    charts: list[Chart]
+    points: int  # of a curve, at most
+    constant: list[tuple[str, str]]  # (metric, value) of those that have one value
+    too_many: list[str]  # metrics that are left out
+
+
+def choose(runs: Sequence[Run]) -> Choice:
+    """Charts of the metrics of all runs, the most important first."""
+    keys = sorted({key for run in runs for key in run.series}, key=importance)
+    drawn = []
+    constant = []
+    for key in keys:
+        found = [run.series[key] for run in runs if key in run.series]
+        if is_drawn(key, found):
+            drawn.append(key)
+        elif key not in REDUNDANT:
+            values = sorted({f"{one.value[0]:.6g}" for one in found})
+            constant.append((key, " and ".join(values[:3])))
+    most = max(4, MOST_CURVES // len(runs))
+    curves = sum(key in run.series for run in runs for key in drawn[:most])
+    points = min(MOST_POINTS, ALL_POINTS // max(curves, 1))
+    charts = [make_chart(key, runs, points) for key in drawn[:most]]
+    return Choice(charts, points, constant, drawn[most:])
+
+
+def make_chart(key: str, runs: Sequence[Run], points: int) -> Chart:
+    curves = {}
+    notes = []
+    for i, run in enumerate(runs):
+        one = run.series.get(key)
+        if one is None:
+            continue
+        bad = ~np.isfinite(one.value)
+        if bad.any():
+            where = f"{run.label}: " if len(runs) > 1 else ""
+            first = one.step[np.argmax(bad)]
+            notes.append(f"{where}not finite in {bad.sum():,} lines, first at step {first:,}")
+        curves[i] = one.take(series.thin(one.value, points))
+    return Chart(key, curves, notes)
+
+
+def is_logarithmic(chart: Chart) -> bool:
+    """Whether a loss or norm spans orders of magnitude."""
+    name = chart.key.rpartition("/")[2]
+    values = np.concatenate([one.finite for one in chart.curves.values()])
+    if not len(values) or not ("loss" in name or "norm" in name):
+        return False
+    return 0 < values.min() * LOGARITHMIC_FROM < values.max()
+
+
+def axes_of(runs: Sequence[Run]) -> list[Axis]:
+    """The horizontal axes for which at least one run says what is needed."""
+    batch = [run.size("batch_size") or np.nan for run in runs]
+    examples = [run.size("num_examples") or np.nan for run in runs]
+    flops = [run.size("train_flops_per_image") or np.nan for run in runs]
+    images = np.array(batch, float)
+    compute = images * np.array(flops, float)
+    last = np.array([run.last_step for run in runs])
+    hours = [one.hours[-1] for run in runs for one in run.series.values()]
+    flops_unit = unit(compute * last, COMPUTE_UNITS)
+    time_unit = unit(np.array(hours), TIME_UNITS)
+    ones = np.ones(len(runs))
+    found = [
+        Axis("step", "steps", "step", "step", tuple(ones)),
+        Axis("epoch", "epochs", "epoch", "step", tuple(images / np.array(examples, float))),
+        Axis("image", "images", "images", "step", tuple(images)),
+    ]
+    if np.isfinite(hours).any():
+        label = f"training time, {TIME_UNITS[time_unit]}"
+        found.append(Axis("time", "time", label, "hours", tuple(ones / time_unit)))
+    label = f"training compute, {COMPUTE_UNITS[flops_unit]}"
+    found.append(Axis("compute", "FLOPs", label, "step", tuple(compute / flops_unit)))
+    return [axis for axis in found if np.isfinite(axis.factors).any()]
+
+
+def unit(values: np.ndarray, units: dict[float, str]) -> float:
+    """The largest unit of which the largest value has at least one."""
+    values = values[np.isfinite(values)]
+    largest = values.max() if len(values) else 0
+    return next((one for one in units if largest >= one), list(units)[-1])
+
+
+# --- how it is drawn ---
+
+
+def colour(number: int, count: int) -> str:
+    palette = Category10_10 if count <= len(Category10_10) else Category20_20
+    return palette[number % len(palette)]
+
+
+class Drawing:
+    """All charts of a page, which share their horizontal axis, and the controls."""
+
+    def __init__(self, runs: Sequence[Run]):
+        self.runs = runs
+        self.choice = choose(runs)
+        self.axes = axes_of(runs)
+        self.x_range = DataRange1d()
+        self.show_run = CustomJS(code=SHOW_RUN)
+        self.figures = [self.draw(chart) for chart in self.choice.charts]
+
+    def draw(self, chart: Chart):
+        """The chart of one metric."""
+        panel = figure(
+            height=HEIGHT,
+            min_width=200,
+            sizing_mode="stretch_width",
+            x_range=self.x_range,
+            y_axis_type="log" if is_logarithmic(chart) else "linear",
+            x_axis_label=self.axes[0].label,
+            tools="pan,box_zoom,wheel_zoom,reset,save",
+            active_drag="box_zoom",
+            active_scroll=None,
+            toolbar_location="above",
+        )
+        style(panel)
+        drawn = {i: self.draw_curve(panel, i, curve) for i, curve in chart.curves.items()}
+        self.add_hover(panel, [renderers[0] for renderers in drawn.values()])
+        if 1 < len(self.runs) <= MOST_LEGENDS:
+            items = [LegendItem(label=self.name(i), renderers=drawn[i]) for i in drawn]
+            panel.add_layout(Legend(items=items, **LEGEND_STYLE), "below")
+        return panel
+
+    def name(self, index: int) -> str:
+        return printable(self.runs[index].label, "")[:60]
+
+    def draw_curve(self, panel, index: int, curve: Series) -> list[GlyphRenderer]:
+        """The line of a run, a faint one for what is smoothed, and markers if it has few points."""
+        columns = dict(step=curve.step, hours=curve.hours, value=curve.value)
+        single = {name: column.astype(np.float32) for name, column in columns.items()}
+        source = ColumnDataSource(single)
+        options = dict(source=source, color=colour(index, len(self.runs)), name=self.name(index))
+        faint = panel.line("step", "value", line_width=1, line_alpha=0, **options)
+        line = panel.line("step", "value", line_width=1.8, **options)
+        drawn = dict(curve=line, faint=faint)
+        if len(curve.step) <= FEW_POINTS:
+            drawn["marks"] = panel.scatter("step", "value", size=5, **options)
+        for kind, renderer in drawn.items():
+            renderer.tags = [index, kind]
+            renderer.js_on_change("visible", self.show_run)
+        return list(drawn.values())
+
+    def add_hover(self, panel, lines: list[GlyphRenderer]) -> None:
+        """Shows the values of all runs at the same place."""
+        place = (self.axes[0].label, "@step{0,0.[000]}")
+        tooltips = [("run", "$name"), place, ("value", "@value")]
+        panel.add_tools(
+            HoverTool(renderers=lines, mode="vline", line_policy="nearest", tooltips=tooltips)
+        )
+
+    def controls(self) -> list:
+        """The choice of the horizontal axis, and the slider for smoothing."""
+        choice = RadioButtonGroup(labels=[axis.title for axis in self.axes], active=0)
+        axes = [vars(axis) for axis in self.axes]
+        choose_axis = CustomJS(args=dict(axes=axes, x_range=self.x_range), code=CHOOSE_AXIS)
+        choice.js_on_change("active", choose_axis)
+        slider = Slider(start=0, end=0.99, step=0.01, value=0, title="smoothing", width=220)
+        slider.js_on_change("value", CustomJS(code=SMOOTH))
+        return [choice, slider]
+
+
+def document(models: Sequence) -> Document:
+    """A document with these roots; Bokeh goes through all of them after each one that is added
+    alone.
+    """
+    made = Document()
+    with made.models.freeze():
+        for model in models:
+            made.add_root(model)
+    return made
+
+
+def style(panel) -> None:
+    """A light chart in the font of the page."""
+    panel.outline_line_color = None
+    panel.grid.grid_line_color = "#e8e8e8"
+    panel.toolbar.logo = None
+    panel.toolbar.autohide = True
+    panel.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    for axis in panel.axis:
+        axis.update(**AXIS_STYLE)
