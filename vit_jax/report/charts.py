@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from bokeh.document import Document
 from bokeh.models import (
+    BasicTickFormatter,
     ColumnDataSource,
     CustomJS,
     DataRange1d,
@@ -30,8 +31,9 @@ from vit_jax.report.series import Series
 MOST_POINTS = 1_000  # of a curve, twice the pixels of a chart
 ALL_POINTS = 80_000  # of a page: 12 bytes each
 MOST_CURVES = 600  # of a page
-FEW_POINTS = 60  # which are marked, too
+FEW_POINTS = 30  # which are marked, too
 MOST_LEGENDS = 10  # runs
+WIDE = ("loss", "norm", "_ms")  # in names of metrics that may span orders of magnitude
 LOGARITHMIC_FROM = 100  # largest by smallest value
 HEIGHT = 260  # pixels
 
@@ -42,8 +44,8 @@ GROUPS = {
     "": "Other",
 }
 FIRST = ("train/loss", "train/grad_norm", "train/lr")
-# Always in proportion to another one.
-REDUNDANT = ("perf/images_per_sec_per_chip",)
+# One is always in proportion to another metric, one has a value per start.
+NOT_DRAWN = ("perf/images_per_sec_per_chip", "perf/compile_s")
 
 COMPUTE_UNITS = {1e21: "ZFLOPs", 1e18: "EFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs"}
 TIME_UNITS = {1.0: "hours", 1 / 60: "minutes", 1 / 3600: "seconds"}
@@ -157,7 +159,7 @@ def importance(key: str) -> tuple:
 
 def is_drawn(key: str, found: Sequence[Series]) -> bool:
     """Whether a metric is more than one value."""
-    return key not in REDUNDANT and any(not one.is_constant for one in found)
+    return key not in NOT_DRAWN and any(not one.is_constant for one in found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +181,7 @@ def choose(runs: Sequence[Run]) -> Choice:
         found = [run.series[key] for run in runs if key in run.series]
         if is_drawn(key, found):
             drawn.append(key)
-        elif key not in REDUNDANT:
+        elif key not in NOT_DRAWN:
             values = sorted({f"{one.value[0]:.6g}" for one in found})
             constant.append((key, " and ".join(values[:3])))
     most = max(4, MOST_CURVES // len(runs))
@@ -206,10 +208,10 @@ def make_chart(key: str, runs: Sequence[Run], points: int) -> Chart:
 
 
 def is_logarithmic(chart: Chart) -> bool:
-    """Whether a loss or norm spans orders of magnitude."""
+    """Whether a loss, norm or time spans orders of magnitude."""
     name = chart.key.rpartition("/")[2]
     values = np.concatenate([one.finite for one in chart.curves.values()])
-    if not len(values) or not ("loss" in name or "norm" in name):
+    if not len(values) or not any(word in name for word in WIDE):
         return False
     return 0 < values.min() * LOGARITHMIC_FROM < values.max()
 
@@ -343,5 +345,7 @@ def style(panel) -> None:
     panel.toolbar.logo = None
     panel.toolbar.autohide = True
     panel.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    if isinstance(panel.yaxis[0].formatter, BasicTickFormatter):
+        panel.yaxis.formatter = BasicTickFormatter(power_limit_low=-4)
     for axis in panel.axis:
         axis.update(**AXIS_STYLE)

@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from vit_jax.cli import objects
 from vit_jax.data.sources.catalog import CATALOG
 from vit_jax.errors import UserError
 from vit_jax.report import evaluations, finetuning, overview, run, samples, settings, speed, suite
@@ -32,6 +31,7 @@ class Details:
 class Contents:
     """Everything on a page."""
 
+    paths: list[str]
     problems: list[str]
     runs: list[Run] = dataclasses.field(default_factory=list)
     finetunings: list[Finetuning] = dataclasses.field(default_factory=list)
@@ -79,7 +79,7 @@ class Contents:
         """Tables about speed, wall time and files."""
         runs = self.main_runs
         tables = [speed.speeds(runs), speed.times(runs), speed.files(runs)]
-        return [table for table in tables if table.is_filled]
+        return [table for table in tables if table.rows]
 
     @property
     def facts(self) -> Table:
@@ -94,7 +94,7 @@ class Contents:
         """Config keys with different values, of several runs."""
         runs = self.runs
         rows = settings.between([run.flat for run in runs]) if len(runs) > 1 else []
-        return Table(["", *(run.label for run in runs)], [[key, *row] for key, row in rows])
+        return Table.of_runs([run.label for run in runs], [[key, *row] for key, row in rows])
 
 
 def nothing_in(folder: Folder, names: list[str]) -> str:
@@ -117,12 +117,11 @@ def read(paths: Sequence[str]) -> Contents:
     """Reads workdirs, local or gs://.
 
     Raises:
-      UserError: one of them has no run, or its store can't be reached.
+      UserError: one of them has no run, or can't be read.
     """
     paths = list(dict.fromkeys(os.path.expanduser(path).rstrip("/") or path for path in paths))
-    contents = Contents(problems=[])
+    contents = Contents(paths, problems=[])
     for path, label in zip(paths, labels(paths), strict=True):
-        objects.must_be_reachable(path, path)
         contents.add(Folder(path, contents.problems), label, len(paths) == 1)
     contents.read_details()
     return contents
@@ -154,9 +153,15 @@ def commands(one: Run) -> list[tuple[str, str]]:
         found.append(("Evaluate it, with confusion matrix and mistakes", evaluate))
     figures = ["python", "-m", "vit_jax.figures", workdir, "IMAGE", f"--out={workdir}/figures"]
     found.append(("Figures of what it learned, over some images", settings.joined(figures)))
-    again = ["python", "-m", "vit_jax.report", workdir]
-    found.append(("This page with what is there then", settings.joined(again)))
+    if one.flat.get("objective", "classify") == "classify":
+        predict = ["python", "-m", "vit_jax.predict", f"--init_from={workdir}", "IMAGE_OR_FOLDER"]
+        found.append(("Apply it to images", settings.joined(predict)))
     return found
+
+
+def page_command(paths: Sequence[str]) -> str:
+    """Makes the page again, with what is there then."""
+    return settings.joined(["python", "-m", "vit_jax.report", *paths])
 
 
 def evaluation_command(one: Run, words: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from vit_jax.report import run
 from vit_jax.report.files import Folder
 from vit_jax.report.run import Run
 from vit_jax.report.tables import Table
+from vit_jax.train.recipe import trials
 
 TRIAL = re.compile(r"lr_\d.*")
 FINAL = "final"
@@ -29,28 +30,31 @@ def parse_trials(text: str) -> dict[str, float | None]:
     return {str(lr): value for lr, value in json.loads(text)["tried"].items()}
 
 
-def parse_choices(text: str) -> list[list[str]]:
-    """The rows (what, choice, why) of the recipe; none if the user gave a config."""
-    rows = json.loads(text).get("rows", [])
-    return [[str(cell) for cell in row] for row in rows]
+def parse_recipe(text: str) -> tuple[list[list[str]], str]:
+    """The rows (what, choice, why) of the recipe, and the metric that decided."""
+    recipe = json.loads(text)
+    rows = [[str(cell) for cell in row] for row in recipe["rows"]]
+    keep_best = recipe["config"]["checkpoint"]["keep_best"]
+    return rows, keep_best if keep_best.startswith(f"eval/{trials.HELD_OUT}/") else trials.KEY
 
 
 def read(folder: Folder, label: str) -> tuple[Finetuning, list[Run]]:
     """What the folder says, and its runs: the final one, then the trial runs."""
     names = folder.names()
-    trials = sorted(filter(TRIAL.fullmatch, names), key=rate)
+    rates = sorted(filter(TRIAL.fullmatch, names), key=rate)
     runs = [
         run.read(folder.below(name), f"{label}/{name}" if label else name, name == FINAL)
-        for name in [*([FINAL] if FINAL in names else []), *trials]
+        for name in [*([FINAL] if FINAL in names else []), *rates]
         if run.is_workdir(folder.below(name).names())
     ]
     tried = folder.parsed("finetune.json", parse_trials) or {}
     rows = [[lr, "not finite" if value is None else f"{value:.4g}"] for lr, value in tried.items()]
-    choices = folder.parsed("config.json", parse_choices) or []
+    # There is no recipe if the user gave a config.
+    choices, metric = folder.parsed("config.json", parse_recipe) or ([], trials.KEY)
     return (
         Finetuning(
             path=folder.path,
-            trials=Table(["learning rate", "result of the trial run"], rows),
+            trials=Table(["learning rate", f"{metric} of the trial run"], rows),
             choices=Table(["what", "choice", "why"], choices),
         ),
         runs,

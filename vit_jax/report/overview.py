@@ -14,7 +14,9 @@ NOT_RESULTS = ("count", "l2")  # of an evaluation
 
 def facts(runs: Sequence[Run]) -> Table:
     rows = [[name, *(text(run) for run in runs)] for name, text in FACTS.items()]
-    return Table(["", *(run.label for run in runs)], rows).without_empty_rows()
+    if len(runs) > 1:  # long, and among the commands
+        rows = [row for row in rows if row[0] != "command"]
+    return Table.of_runs([run.label for run in runs], rows)
 
 
 def model(run: Run) -> str:
@@ -117,7 +119,7 @@ def results(runs: Sequence[Run]) -> Table:
     keys = {key for run in runs for key in run.series if key.startswith("eval/")}
     keys = sorted(key for key in keys if key.rpartition("/")[2] not in NOT_RESULTS)
     rows = [[key.removeprefix("eval/"), *(result(run, key) for run in runs)] for key in keys]
-    return Table(["", *(run.label for run in runs)], rows)
+    return Table.of_runs([run.label for run in runs], rows)
 
 
 def is_lower_better(key: str) -> bool:

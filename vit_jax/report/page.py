@@ -69,9 +69,12 @@ def html(contents: Contents) -> str:
         groups=[(name, charts[name]) for name in GROUPS.values() if name in charts],
         controls=divs[:2],
         script=script,
-        bokeh=Markup(Resources("inline", components=["bokeh", "bokeh-widgets"]).render_js()),
+        bokeh=Markup(
+            Resources("inline", log_level="warn", components=["bokeh", "bokeh-widgets"]).render_js()
+        ),
         settings=settings,
         commands=reading.commands,
+        page_command=reading.page_command(contents.paths),
         most_whole=reading.MOST_WHOLE,
     )
 

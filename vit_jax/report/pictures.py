@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Sequence
 
+from markupsafe import Markup
 from PIL import Image
 
 from vit_jax.report.files import Folder
@@ -26,17 +27,18 @@ STEPS = (
     (350, 40),
 )
 MOST_PIXELS = 60_000_000
+WIDE = 1_300  # pixels
 SMALL = 200  # pixels of the longer side
 
 
 @dataclasses.dataclass
 class Picture:
-    """A picture of a workdir; `uri` is empty until `Gallery.fill` has read it."""
+    """A picture of a workdir; `uri` is None until `Gallery.fill` has read it."""
 
     folder: Folder
     name: str  # of the file, in the folder
     title: str
-    uri: str = ""
+    uri: Markup | None = None
     size: tuple[int, int] = (0, 0)  # width and height of the file, in pixels
     note: str = ""
 
@@ -48,6 +50,11 @@ class Picture:
     def is_small(self) -> bool:
         """Whether its pixels are to be seen."""
         return max(self.size) < SMALL
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it needs the width of the page, such as a contact sheet."""
+        return self.size[0] > WIDE
 
 
 class Gallery:
@@ -87,7 +94,7 @@ def embed(picture: Picture, content: bytes, most: int) -> int:
         return 0
     if shown is not content:
         picture.note = "made smaller for this page"
-    picture.uri = f"data:{kind};base64,{base64.b64encode(shown).decode()}"
+    picture.uri = Markup(f"data:{kind};base64,{base64.b64encode(shown).decode()}")
     return len(shown)
 
 

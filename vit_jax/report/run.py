@@ -71,6 +71,13 @@ class Run:
         return goodput.end(self.starts[-1]) if self.starts else None
 
     @property
+    def stopped_early(self) -> bool:
+        """Whether `early_stopping` checkpoints in a row were not better."""
+        since_best = self.series.get("checkpoint/since_best")
+        patience = self.size("early_stopping")
+        return bool(since_best and patience) and since_best.value[-1] >= patience
+
+    @property
     def state(self) -> str:
         """Whether it runs, and how far it is."""
         total = self.size("total_steps")
@@ -82,8 +89,8 @@ class Run:
             return f"ended at {progress}: loss or gradients were not finite"
         if total and self.last_step >= total:
             return f"done, {progress}"
-        if self.config.get("early_stopping"):
-            return f"ended or stopped at {progress} (early stopping is on)"
+        if self.stopped_early:
+            return f"done by early stopping, {progress}"
         return f"stopped at {progress}; the same command continues"
 
 

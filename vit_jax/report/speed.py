@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.report.run import Run
-from vit_jax.report.tables import Table, seconds_text
+from vit_jax.report.tables import Table
 from vit_jax.train import goodput
+from vit_jax.train.console import duration
 
 # Row -> (metric, form, unit) of the median over all lines.
 SPEEDS = {
@@ -29,27 +30,27 @@ def speeds(runs: Sequence[Run]) -> Table:
         found = [run.series[key].finite if key in run.series else () for run in runs]
         cells = [form.format(np.median(values)) if len(values) else "" for values in found]
         rows.append([name, *cells])
-    return Table(["", *(run.label for run in runs)], rows).without_empty_rows()
+    return Table.of_runs([run.label for run in runs], rows)
 
 
 def times(runs: Sequence[Run]) -> Table:
     """Where the wall time went, over all starts; parts without time are left out."""
     totals = [goodput.totals(run.starts) if run.starts else None for run in runs]
     rows = [["goodput", *(f"{one['goodput']:.1%}" if one else "" for one in totals)]]
-    rows.append(["wall time", *(seconds_text(one["wall_s"]) if one else "" for one in totals)])
+    rows.append(["wall time", *(duration(one["wall_s"]) if one else "" for one in totals)])
     rows.append(["starts", *(f"{one['starts']:,}" if one else "" for one in totals)])
     for part, name in goodput.PARTS.items():
         rows.append([name, *(part_text(one, part) for one in totals)])
     repeated = [one["steps_repeated"] if one else 0 for one in totals]
     rows.append(["number of steps done again", *(f"{n:,}" if n else "" for n in repeated)])
-    return Table(["", *(run.label for run in runs)], rows).without_empty_rows()
+    return Table.of_runs([run.label for run in runs], rows)
 
 
 def part_text(totals: dict | None, part: str) -> str:
     if not totals or not totals["parts"][part]:
         return ""
     seconds = totals["parts"][part]
-    return f"{seconds_text(seconds)}, {seconds / totals['wall_s']:.1%}"
+    return f"{duration(seconds)}, {seconds / totals['wall_s']:.1%}"
 
 
 def files(runs: Sequence[Run]) -> Table:
@@ -60,7 +61,7 @@ def files(runs: Sequence[Run]) -> Table:
         ["batches left out after loss spikes", *(left_out(run) for run in runs)],
         ["not finite", *(nonfinite(run) for run in runs)],
     ]
-    return Table(["", *(run.label for run in runs)], rows).without_empty_rows()
+    return Table.of_runs([run.label for run in runs], rows)
 
 
 def checkpoints(run: Run) -> str:

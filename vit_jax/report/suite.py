@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from vit_jax.report import run, settings
 from vit_jax.report.files import Folder
 from vit_jax.report.pictures import Gallery, Picture
 from vit_jax.report.tables import Table
@@ -19,6 +20,7 @@ class Suite:
     tasks: Table
     departures: list[str]
     chart: Picture | None
+    command: str  # that made it
 
 
 def parse(text: str) -> tuple[str, Table, list[str]]:
@@ -41,4 +43,5 @@ def read(folder: Folder, gallery: Gallery) -> Suite | None:
         return None
     has_chart = "vtab.png" in folder.names()
     chart = gallery.add(folder, "vtab.png", "top-1 by task") if has_chart else None
-    return Suite(folder.path, *found, chart)
+    record = folder.parsed("config.json", run.parse_record) or dict(command=[])
+    return Suite(folder.path, *found, chart, settings.command_text(record["command"]))
