@@ -111,5 +111,7 @@ def look(page: pathlib.Path, folder: pathlib.Path, act: str = "", width: int = 9
     assert found, done.stderr[-2000:]
     answer = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
     lines = re.findall(r":(?:INFO|WARNING|ERROR):CONSOLE:\d+\] (.*)", done.stderr)
-    answer["console"] = [line for line in lines if "[bokeh" not in line and "ResizeObserver" not in line]
+    answer["console"] = [
+        line for line in lines if "[bokeh" not in line and "ResizeObserver" not in line
+    ]
     return answer

@@ -30,7 +30,8 @@ from vit_jax.report.series import Series
 
 MOST_POINTS = 1_000  # of a curve, twice the pixels of a chart
 ALL_POINTS = 80_000  # of a page: 12 bytes each
-MOST_CURVES = 600  # of a page
+MOST_CHARTS = 36  # of a page; a browser needs about 60 ms for each,
+MOST_CURVES = 240  # and 15 ms for each curve
 FEW_POINTS = 30  # which are marked, too
 MOST_LEGENDS = 10  # runs
 WIDE = ("loss", "norm", "_ms")  # in names of metrics that may span orders of magnitude
@@ -184,7 +185,7 @@ def choose(runs: Sequence[Run]) -> Choice:
         elif key not in NOT_DRAWN:
             values = sorted({f"{one.value[0]:.6g}" for one in found})
             constant.append((key, " and ".join(values[:3])))
-    most = max(4, MOST_CURVES // len(runs))
+    most = min(MOST_CHARTS, max(4, MOST_CURVES // len(runs)))
     curves = sum(key in run.series for run in runs for key in drawn[:most])
     points = min(MOST_POINTS, ALL_POINTS // max(curves, 1))
     charts = [make_chart(key, runs, points) for key in drawn[:most]]

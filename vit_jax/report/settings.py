@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +19,7 @@ def command_of(words: Sequence[str]) -> list[str]:
     """
     if not words:
         return []
-    parts = pathlib.PurePath(words[0]).with_suffix("").parts
+    parts = os.path.splitext(words[0])[0].split("/")
     names = [part for part in parts[-3:] if part != "__main__"]
     names = names[names.index(PACKAGE) + 1 :] if PACKAGE in names else ["", ""]
     arguments = list(words[1:])
