@@ -134,7 +134,9 @@ def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_pa
     runs = contents.read([old]).runs
     assert [axis.name for axis in charts.axes_of(runs)] == ["step", "image", "time"]
     assert runs[0].size("total_steps") == 12
-    runs = contents.read([old, new]).runs
+    read = contents.read([old, new])
+    assert "for epochs: old" in page.html(read) and "for FLOPs: old" in page.html(read)
+    runs = read.runs
     factors = {axis.name: axis.factors for axis in charts.axes_of(runs)}
     assert factors["step"] == (1, 1) and factors["image"] == (64, 64)
     assert factors["epoch"][1] == 0.064 and factors["epoch"][0] != factors["epoch"][0]
@@ -157,6 +159,7 @@ def test_what_is_not_finite_is_a_gap_that_is_named(config, tmp_path):
     lines = workdirs.make_lines()
     lines[3]["train/loss"] = float("nan")
     lines[5]["train/loss"] = float("inf")
+    lines[7]["train/loss"] = 1e300  # which is infinite in float32
     found = read_page(workdirs.make_run(tmp_path / "run", config, lines))
     assert "not finite in 2 lines, first at step 20" in found.text
 

@@ -88,8 +88,7 @@ for (const panel of cb_obj.document.roots()) {
   if (panel.renderers === undefined) continue;
   panel.below[0].axis_label = choice.label;
   const hover = panel.toolbar.tools.find((tool) => tool.tooltips !== undefined);
-  const place = [choice.label, `@${choice.name}{0,0.[000]}`];
-  hover.tooltips = [hover.tooltips[0], place, hover.tooltips[2]];
+  hover.tooltips = choice.tooltip;
 }
 x_range.reset();
 """
@@ -131,6 +130,11 @@ class Axis:
     label: str
     column: str  # from which it is computed
     factors: tuple[float, ...]  # of the runs
+
+    @property
+    def tooltip(self) -> str:
+        """One line of HTML for each curve below the mouse; Bokeh escapes what it fills in."""
+        return f"<div><b>$name</b> @value, {self.label} @{self.name}{{0,0.[000]}}</div>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,10 +297,23 @@ class Drawing:
     def name(self, index: int) -> str:
         return printable(self.runs[index].label, "")[:60]
 
+    def unknown(self) -> list[str]:
+        """For every axis that does not suit all runs, which these are."""
+        lines = []
+        for axis in self.axes:
+            labels = [
+                run.label
+                for run, factor in zip(self.runs, axis.factors, strict=True)
+                if not np.isfinite(factor)
+            ]
+            lines += [f"{axis.title}: {', '.join(labels[:10])}"] if labels else []
+        return lines
+
     def draw_curve(self, panel, index: int, curve: Series) -> list[GlyphRenderer]:
         """The line of a run, a faint one for what is smoothed, and markers if it has few points."""
         columns = dict(step=curve.step, hours=curve.hours, value=curve.value)
-        single = {name: column.astype(np.float32) for name, column in columns.items()}
+        with np.errstate(over="ignore"):  # what is too large is infinite, and so a gap
+            single = {name: column.astype(np.float32) for name, column in columns.items()}
         source = ColumnDataSource(single)
         options = dict(source=source, color=colour(index, len(self.runs)), name=self.name(index))
         faint = panel.line("step", "value", line_width=1, line_alpha=0, **options)
@@ -311,16 +328,13 @@ class Drawing:
 
     def add_hover(self, panel, lines: list[GlyphRenderer]) -> None:
         """Shows the values of all runs at the same place."""
-        place = (self.axes[0].label, "@step{0,0.[000]}")
-        tooltips = [("run", "$name"), place, ("value", "@value")]
-        panel.add_tools(
-            HoverTool(renderers=lines, mode="vline", line_policy="nearest", tooltips=tooltips)
-        )
+        options = dict(mode="vline", line_policy="nearest", tooltips=self.axes[0].tooltip)
+        panel.add_tools(HoverTool(renderers=lines, **options))
 
     def controls(self) -> list:
         """The choice of the horizontal axis, and the slider for smoothing."""
         choice = RadioButtonGroup(labels=[axis.title for axis in self.axes], active=0)
-        axes = [vars(axis) for axis in self.axes]
+        axes = [vars(axis) | dict(tooltip=axis.tooltip) for axis in self.axes]
         choose_axis = CustomJS(args=dict(axes=axes, x_range=self.x_range), code=CHOOSE_AXIS)
         choice.js_on_change("active", choose_axis)
         slider = Slider(start=0, end=0.99, step=0.01, value=0, title="smoothing", width=220)

@@ -66,6 +66,7 @@ def html(contents: Contents) -> str:
         colours=colours,
         main_colours=of_main(contents, colours),
         choice=drawing.choice if drawing else None,
+        unknown=drawing.unknown() if drawing else [],
         groups=[(name, charts[name]) for name in GROUPS.values() if name in charts],
         controls=divs[:2],
         script=script,

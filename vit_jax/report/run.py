@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -58,7 +59,8 @@ class Run:
         if found is None:
             key = dict(batch_size="data.batch_size", num_examples="data.num_examples").get(name)
             found = self.flat.get(key or name)
-        return found if goodput.is_number(found) and found else None
+        is_known = isinstance(found, int | float) and 0 < found < math.inf
+        return float(found) if is_known else None
 
     @property
     def begun(self) -> float | None:
