@@ -205,11 +205,30 @@ def test_overrides_and_the_recipe_of_a_command():
     assert settings.recipe(["x"]) == ""
 
 
+def test_the_command_to_evaluate_a_run(config, tmp_path):
+    def text_of(name: str, data: str, words: list[str]) -> str:
+        values = configs.to_json(config)
+        values["data"]["name"] = data
+        folder = workdirs.make_run(tmp_path / name, config, config=values, command=words)
+        (run,) = contents.read([folder]).runs
+        found = dict(contents.commands(run)).get("Evaluate it, with confusion matrix and mistakes")
+        return found and found.replace(folder, "RUN")
+
+    ending = " --init_from=RUN --out=RUN/evals"
+    module = "python -m vit_jax.evaluate --config="
+    train = ["/x/vit_jax/train/__main__.py", "--config=a.py", "--config.init_from=w.npz"]
+    train += ["--config.seed=2", "--workdir=b"]
+    known = text_of("known", "cifar10", train)
+    assert known == f"{module}configs/evaluate.py:cifar10{ending}"
+    own = text_of("own", "folder:photos", train)
+    assert own == f"{module}a.py --config.seed=2{ending}"
+    assert text_of("tuned", "folder:photos", ["/x/vit_jax/finetune.py", "photos"]) is None
+
+
 def test_differences_from_the_defaults(config):
     flat = dict(configs.flatten(configs.to_json(config)))
     rows = {key: (value, default) for key, value, default, _ in settings.from_defaults(flat)}
     assert rows["image_size"] == ("8", "224") and rows["evals.val.every"] == ("6", "0")
-    assert rows["data.crop"][0] != rows["data.crop"][1] if "data.crop" in rows else True
     assert "prng" not in rows and "model.scan" not in rows
     (removed,) = settings.from_defaults({"no.such.key": 1})
     assert removed[:3] == ("no.such.key", "1", "(unset)")

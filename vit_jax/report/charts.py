@@ -36,7 +36,10 @@ FEW_POINTS = 30  # which are marked, too
 MOST_LEGENDS = 10  # runs
 WIDE = ("loss", "norm", "_ms")  # in names of metrics that may span orders of magnitude
 LOGARITHMIC_FROM = 100  # largest by smallest value
-HEIGHT = 260  # pixels
+LONGEST_NAME = 36  # characters of a run
+HEIGHT = 250  # pixels, without the legend
+LEGEND_ROW = 18  # pixels
+NARROWEST = 330  # pixels of a chart, on a phone
 
 GROUPS = {
     "train": "Training",
@@ -65,8 +68,8 @@ AXIS_STYLE = dict(
 )
 LEGEND_STYLE = dict(
     click_policy="hide",
+    location="top_left",
     orientation="horizontal",
-    ncols="auto",
     label_text_font=FONT,
     label_text_font_size="11px",
     border_line_color=None,
@@ -291,11 +294,19 @@ class Drawing:
         self.add_hover(panel, [renderers[0] for renderers in drawn.values()])
         if 1 < len(self.runs) <= MOST_LEGENDS:
             items = [LegendItem(label=self.name(i), renderers=drawn[i]) for i in drawn]
-            panel.add_layout(Legend(items=items, **LEGEND_STYLE), "below")
+            legend = Legend(items=items, ncols=self.legend_columns(), **LEGEND_STYLE)
+            panel.add_layout(legend, "below")
+            panel.height += LEGEND_ROW * -(-len(items) // legend.ncols)
         return panel
 
     def name(self, index: int) -> str:
-        return printable(self.runs[index].label, "")[:60]
+        label = printable(self.runs[index].label, "")
+        return label if len(label) <= LONGEST_NAME else f"...{label[-LONGEST_NAME:]}"
+
+    def legend_columns(self) -> int:
+        """How many names stand side by side in the narrowest chart."""
+        longest = max(len(self.name(i)) for i in range(len(self.runs)))
+        return max(1, NARROWEST // (35 + 7 * longest))
 
     def unknown(self) -> list[str]:
         """For every axis that does not suit all runs, which these are."""

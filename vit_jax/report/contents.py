@@ -172,8 +172,10 @@ def evaluation_command(one: Run, words: Sequence[str]) -> str:
     if name in CATALOG:
         config = [f"--config=configs/evaluate.py:{name}"]
     elif settings.recipe(words):
-        changes = [f"--config.{change}" for change in settings.overrides(words)]
-        config = [f"--config={settings.recipe(words)}", *changes]
+        changes = settings.overrides(words)  # but for the weights, which are now those of the run
+        changes = [change for change in changes if not change.startswith("init_from=")]
+        options = [f"--config.{change}" for change in changes]
+        config = [f"--config={settings.recipe(words)}", *options]
     else:
         return ""
     return settings.joined(["python", "-m", "vit_jax.evaluate", *config, *ending])

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from vit_jax.report.files import Folder
-from vit_jax.report.overview import accuracy
+from vit_jax.report.overview import interval_text
 from vit_jax.report.pictures import Gallery, Picture
 from vit_jax.report.tables import Table
 
@@ -76,7 +76,8 @@ def parse(text: str) -> tuple[Table, Table]:
     elif summary.get("weights"):
         rows.append(["weights", str(summary["weights"])])
     if summary.get("top1") is not None:
-        rows.append(["top-1", accuracy(summary["top1"], summary.get("count"))])
+        top1 = summary["top1"]
+        rows.append(["top-1", f"{top1:.2%}{interval_text(top1, summary.get('count'))}"])
     for name, (key, form) in NUMBERS.items():
         if summary.get(key) is not None:
             rows.append([name, form.format(summary[key])])

@@ -6,6 +6,7 @@ import numpy as np
 
 from vit_jax.report import settings
 from vit_jax.report.run import Run, date
+from vit_jax.report.series import Series
 from vit_jax.report.tables import Table
 from vit_jax.train.recipe import held_out
 
@@ -76,7 +77,9 @@ def versions(run: Run) -> str:
 def code(run: Run) -> str:
     commit = str(run.record.get("commit", ""))[:12]
     digest = run.record.get("code", "")
-    return ", ".join(filter(None, [commit and f"commit {commit}", digest and f"files {digest}"]))
+    return ", ".join(
+        filter(None, [commit and f"commit {commit}", digest and f"digest of the files {digest}"])
+    )
 
 
 def from_config(key: str) -> Callable[[Run], str]:
@@ -122,37 +125,43 @@ def results(runs: Sequence[Run]) -> Table:
     return Table.of_runs([run.label for run in runs], rows)
 
 
-def is_lower_better(key: str) -> bool:
-    return key.rpartition("/")[2].endswith("loss")
-
-
 def result(run: Run, key: str) -> str:
     one = run.series.get(key)
     if one is None:
         return ""
-    text = f"{value_text(run, key, one.value[-1])} at step {one.step[-1]:,}"
-    if not len(one.finite):
+    last = number(key, one.value[-1])
+    text = f"{last}{interval(run, key)} at step {one.step[-1]:,}"
+    i = best(one, key)
+    if i is None or number(key, one.value[i]) == last:
         return text
-    best = (np.nanargmin if is_lower_better(key) else np.nanargmax)(
-        np.where(np.isfinite(one.value), one.value, np.nan)
-    )
-    if one.value[best] != one.value[-1]:
-        text += f"; best {one.value[best]:.4g} at step {one.step[best]:,}"
-    return text
+    return f"{text}; best {number(key, one.value[i])} at step {one.step[i]:,}"
 
 
-def value_text(run: Run, key: str, value: float) -> str:
-    """A number; accuracies with their interval if the number of images is known."""
-    folder, _, metric = key.rpartition("/")
-    count = run.series.get(f"{folder}/count")
-    if metric != "top1" or not 0 <= value <= 1:
-        return f"{value:.4g}"
-    return accuracy(value, float(count.value[-1]) if count else None)
+def best(one: Series, key: str) -> int | None:
+    """The index of the lowest loss, or of the highest value of another metric, if one is finite."""
+    if not len(one.finite):
+        return None
+    value = np.where(np.isfinite(one.value), one.value, np.nan)
+    return int(np.nanargmin(value) if key.endswith("loss") else np.nanargmax(value))
 
 
-def accuracy(share: float, count: float | None) -> str:
-    """Such as "97.50 % (95.3 % to 98.7 %, 360 images)"."""
-    if not count or not 1 <= count < 1e15:
-        return f"{share:.2%}"
+def number(key: str, value: float) -> str:
+    is_accuracy = key.endswith("/top1") and 0 <= value <= 1
+    return f"{value:.2%}" if is_accuracy else f"{value:.4g}"
+
+
+def interval(run: Run, key: str) -> str:
+    """Of the last accuracy, if the number of images is known."""
+    count = run.series.get(f"{key.rpartition('/')[0]}/count")
+    share = run.series[key].value[-1]
+    if count is None or not key.endswith("/top1") or not 0 <= share <= 1:
+        return ""
+    return interval_text(share, float(count.value[-1]))
+
+
+def interval_text(share: float, count) -> str:
+    """Such as " (95.3% to 98.7%, 360 images)"; "" if `count` is not that of images."""
+    if not isinstance(count, int | float) or not 1 <= count < 1e15:
+        return ""
     low, high = held_out.interval(share, int(count))
-    return f"{share:.2%} ({low:.1%} to {high:.1%}, {int(count):,} images)"
+    return f" ({low:.1%} to {high:.1%}, {int(count):,} images)"

@@ -47,9 +47,10 @@ def times(runs: Sequence[Run]) -> Table:
 
 
 def part_text(totals: dict | None, part: str) -> str:
-    if not totals or not totals["parts"][part]:
+    """Seconds and share of a part; "" for one that took no time."""
+    seconds = totals["parts"][part] if totals else 0
+    if not round(seconds):
         return ""
-    seconds = totals["parts"][part]
     return f"{duration(seconds)}, {seconds / totals['wall_s']:.1%}"
 
 
