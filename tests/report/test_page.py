@@ -1,5 +1,6 @@
 """The page of a run: what it says, and that nothing in a workdir breaks or enters it."""
 
+import errno
 import html.parser
 import json
 import os
@@ -11,7 +12,7 @@ from conftest import last_error
 
 from vit_jax import config as configs
 from vit_jax.report import __main__ as command
-from vit_jax.report import charts, contents, page, settings
+from vit_jax.report import charts, contents, curves, page, settings
 from vit_jax.train.recipe import held_out
 from vit_jax.vtab import report as vtab
 
@@ -132,12 +133,12 @@ def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_pa
     old = workdirs.make_run(tmp_path / "old", config, sizes={})
     new = workdirs.make_run(tmp_path / "new", config)
     runs = contents.read([old]).runs
-    assert [axis.name for axis in charts.axes_of(runs)] == ["step", "image", "time"]
+    assert [axis.name for axis in curves.axes_of(runs)] == ["step", "image", "time"]
     assert runs[0].size("total_steps") == 12
     read = contents.read([old, new])
     assert "for epochs: old" in page.html(read) and "for FLOPs: old" in page.html(read)
     runs = read.runs
-    factors = {axis.name: axis.factors for axis in charts.axes_of(runs)}
+    factors = {axis.name: axis.factors for axis in curves.axes_of(runs)}
     assert factors["step"] == (1, 1) and factors["image"] == (64, 64)
     assert factors["epoch"][1] == 0.064 and factors["epoch"][0] != factors["epoch"][0]
     # In GFLOPs, as 100 steps of 64 images of 2 MFLOPs are 12.8 of them.
@@ -150,9 +151,9 @@ def test_the_units_of_time_and_compute(config, tmp_path):
     lines = [{"step": 10**6, "perf/step_ms": 1e3, "a": 1.0}, {"step": 2 * 10**6, "a": 2.0}]
     sizes = workdirs.SIZES | dict(train_flops_per_image=10**11)
     runs = contents.read([workdirs.make_run(tmp_path / "run", config, lines, sizes=sizes)]).runs
-    labels = [axis.label for axis in charts.axes_of(runs)]
+    labels = [axis.label for axis in curves.axes_of(runs)]
     assert labels[-2:] == ["training time, hours", "training compute, EFLOPs"]
-    assert charts.axes_of(runs)[-1].factors[0] * 2e6 == pytest.approx(2e6 * 64 * 1e11 / 1e18)
+    assert curves.axes_of(runs)[-1].factors[0] * 2e6 == pytest.approx(2e6 * 64 * 1e11 / 1e18)
 
 
 def test_what_is_not_finite_is_a_gap_that_is_named(config, tmp_path):
@@ -206,23 +207,25 @@ def test_overrides_and_the_recipe_of_a_command():
 
 
 def test_the_command_to_evaluate_a_run(config, tmp_path):
-    def text_of(name: str, data: str, words: list[str]) -> str:
+    def text_of(folder: str, data: str, **more) -> str | None:
         values = configs.to_json(config)
         values["data"]["name"] = data
-        folder = workdirs.make_run(tmp_path / name, config, config=values, command=words)
-        (run,) = contents.read([folder]).runs
+        values["evals"]["val"]["data"].update(more)
+        path = workdirs.make_run(tmp_path / folder, config, config=values)
+        (run,) = contents.read([path]).runs
         found = dict(contents.commands(run)).get("Evaluate it, with confusion matrix and mistakes")
-        return found and found.replace(folder, "RUN")
+        return found and found.replace(path, "RUN")
 
-    ending = " --init_from=RUN --out=RUN/evals"
-    module = "python -m vit_jax.evaluate --config="
-    train = ["/x/vit_jax/train/__main__.py", "--config=a.py", "--config.init_from=w.npz"]
-    train += ["--config.seed=2", "--workdir=b"]
-    known = text_of("known", "cifar10", train)
-    assert known == f"{module}configs/evaluate.py:cifar10{ending}"
-    own = text_of("own", "folder:photos", train)
-    assert own == f"{module}a.py --config.seed=2{ending}"
-    assert text_of("tuned", "folder:photos", ["/x/vit_jax/finetune.py", "photos"]) is None
+    def expected(argument: str) -> str:
+        words = f"--config={argument} --init_from=RUN --out=RUN/evals"
+        return f"python -m vit_jax.evaluate {words}"
+
+    assert text_of("known", "cifar10") == expected("configs/evaluate.py:cifar10")
+    assert text_of("own", "folder:a") == expected("configs/evaluate.py:folder:a,val")
+    other = text_of("other", "folder:a", name="csv:b.csv", split="test")
+    assert other == expected("configs/evaluate.py:csv:b.csv,test")
+    assert text_of("held_out", "folder:a", rest=True) is None
+    assert text_of("comma", "folder:a,b") is None
 
 
 def test_differences_from_the_defaults(config):
@@ -374,6 +377,17 @@ def test_a_folder_without_a_run_is_an_error(config, tmp_path, capsys):
     assert capsys.readouterr().out == f"Page: {tmp_path}/a.html\n"
 
 
+def test_a_full_disk_is_one_line(config, tmp_path, monkeypatch, capsys):
+    folder = workdirs.make_run(tmp_path / "run", config)
+
+    def fail(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(page.cli, "replace_file", fail)
+    assert command.main([folder]) == 2
+    assert "no space is left on the device" in last_error(capsys)
+
+
 # --- its size ---
 
 
@@ -396,19 +410,19 @@ def test_a_page_stays_small(config, tmp_path):
     sources = [panel.renderers[0].data_source for panel in drawing.figures]
     assert len(sources) == 10
     for source in sources:
-        assert len(source.data["value"]) <= charts.MOST_POINTS
+        assert len(source.data["value"]) <= curves.MOST_POINTS
         assert source.data["value"].dtype == "float32"
 
 
 def test_many_metrics_of_many_runs_are_bounded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(charts, "MOST_CURVES", 24)
+    monkeypatch.setattr(curves, "MOST_CURVES", 24)
     lines = [{"step": i, **{f"train/{key:02}": i * key for key in range(1, 81)}} for i in range(4)]
     paths = [workdirs.make_run(tmp_path / f"run{i}", config, lines) for i in range(6)]
     read = contents.read(paths)
-    choice = charts.choose(read.runs)
+    choice = curves.choose(read.runs)
     assert sum(len(chart.curves) for chart in choice.charts) == 24
     assert len(choice.charts) + len(choice.too_many) == 80
     text = Parsed(page.html(read)).text
     assert "Too many for one page: train/05, train/06" in text
     (run,) = contents.read(paths[:1]).runs
-    assert len(charts.choose([run]).charts) == 24
+    assert len(curves.choose([run]).charts) == 24

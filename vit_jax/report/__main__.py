@@ -8,7 +8,7 @@ while the run goes on.
 
 import sys
 
-from vit_jax import cli
+from vit_jax import cli, report
 from vit_jax.errors import printable
 
 
@@ -23,9 +23,7 @@ def add_arguments(parser, part: str) -> None:
 
 def work(args) -> None:
     cli.check_file(args.out, "--out")
-    from vit_jax.report import page  # imports Bokeh
-
-    print(printable(f"Page: {page.write(args.workdirs, args.out)}"))
+    print(printable(f"Page: {report.write(args.workdirs, args.out)}"))
 
 
 COMMAND = cli.Command("report", __doc__, work, add_arguments)

@@ -99,8 +99,9 @@ class Contents:
 
 def nothing_in(folder: Folder, names: list[str]) -> str:
     """The message about a folder without a run."""
-    if folder.problems:
-        return f"{folder.problems[0]}: correct the path, or make it readable"
+    problems = [line for line in folder.problems if line.startswith(f"{folder.path}/")]
+    if problems:
+        return f"{problems[0]}: correct the path, or make it readable"
     inside = [name for name in names if run.is_workdir(folder.below(name).names())]
     where = f"{folder.path} has no run: "
     if inside:
@@ -148,7 +149,7 @@ def commands(one: Run) -> list[tuple[str, str]]:
     workdir = one.folder.path
     words = settings.command_of(one.command)
     found = [("Repeat it", settings.joined(words))] if words else []
-    evaluate = evaluation_command(one, words)
+    evaluate = evaluation_command(one)
     if evaluate:
         found.append(("Evaluate it, with confusion matrix and mistakes", evaluate))
     figures = ["python", "-m", "vit_jax.figures", workdir, "IMAGE", f"--out={workdir}/figures"]
@@ -164,18 +165,20 @@ def page_command(paths: Sequence[str]) -> str:
     return settings.joined(["python", "-m", "vit_jax.report", *paths])
 
 
-def evaluation_command(one: Run, words: Sequence[str]) -> str:
-    """On the test split of a known data set, else as during training; "" if neither is known."""
-    name = str(one.flat.get("data.name", ""))
-    workdir = one.folder.path
-    ending = [f"--init_from={workdir}", f"--out={workdir}/evals"]
-    if name in CATALOG:
-        config = [f"--config=configs/evaluate.py:{name}"]
-    elif settings.recipe(words):
-        changes = settings.overrides(words)  # but for the weights, which are now those of the run
-        changes = [change for change in changes if not change.startswith("init_from=")]
-        options = [f"--config.{change}" for change in changes]
-        config = [f"--config={settings.recipe(words)}", *options]
-    else:
+def evaluation_command(one: Run) -> str:
+    """On the test split of a known data set, else on what the first evaluation of the run is on; ""
+    if `configs/evaluate.py` can't say that.
+    """
+    flat = one.flat
+    kinds = (key.removesuffix(".type") for key in flat if flat[key] == "classification")
+    first = next((f"{key}.data" for key in kinds if key.startswith("evals.")), None)
+    if first is None or flat.get(f"{first}.rest"):
         return ""
-    return settings.joined(["python", "-m", "vit_jax.evaluate", *config, *ending])
+    name = str(flat.get(f"{first}.name") or flat.get("data.name", ""))
+    if "," in name:
+        return ""
+    data = name if name in CATALOG else f"{name},{flat.get(f'{first}.split', '')}"
+    words = [f"--config=configs/evaluate.py:{data}", f"--init_from={one.folder.path}"]
+    return settings.joined(
+        ["python", "-m", "vit_jax.evaluate", *words, f"--out={one.folder.path}/evals"]
+    )

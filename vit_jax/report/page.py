@@ -15,8 +15,9 @@ from vit_jax import cli
 from vit_jax.errors import UserError, printable, storage_problem
 from vit_jax.report import contents as reading
 from vit_jax.report import settings
-from vit_jax.report.charts import GROUPS, Drawing, colour, document
+from vit_jax.report.charts import Drawing, colour, document
 from vit_jax.report.contents import Contents
+from vit_jax.report.curves import GROUPS
 
 NAME = "report.html"
 TEMPLATE = pathlib.Path(__file__).with_name("page.html")
