@@ -72,7 +72,7 @@ setuptools.setup(
     # The recipes are part of the wheel; launch/ and tests/ are used from a checkout only.
     packages=[*setuptools.find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.configs"],
     package_dir={"vit_jax.configs": "configs"},
-    package_data={"vit_jax.data.prepare": ["*.txt"]},
+    package_data={"vit_jax.data.prepare": ["*.txt"], "vit_jax.report": ["*.html"]},
     install_requires=CORE,
     entry_points={"console_scripts": ["vit_jax = vit_jax.__main__:main"]},
     extras_require={

@@ -26,8 +26,9 @@ LAYERS = (
     ("figures",),
     ("evaluate",),
     ("train",),
+    ("vtab",),
     ("report",),
-    ("plan", "vtab", "finetune", "convert", "predict", "goodput"),
+    ("plan", "finetune", "convert", "predict", "goodput"),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
 )

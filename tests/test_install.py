@@ -39,7 +39,7 @@ def test_one_package_with_all_its_files(installed):
     assert [path.name for path in installed.iterdir()] == ["vit_jax"]
     files = list((ROOT / "vit_jax").rglob("*.py")) + list((ROOT / "configs").rglob("*.py"))
     names = {str(path.relative_to(ROOT)).removeprefix("vit_jax/") for path in files}
-    names.add("data/prepare/imagenet21k_wordnet_ids.txt")
+    names |= {"data/prepare/imagenet21k_wordnet_ids.txt", "report/page.html"}
     there = installed / "vit_jax"
     assert names == {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
 

@@ -69,6 +69,19 @@ def content(path: str) -> bytes | None:
     return found.value if found.state == "value" else None
 
 
+def names(folder: str) -> list[str]:
+    """Objects and folders directly in a folder such as gs://BUCKET/FOLDER/, in alphabetical order;
+    none if there is no such folder.
+    """
+    import tensorstore as ts
+
+    store, prefix = locate(folder)
+    end = prefix[:-1] + "0" if prefix else ""  # the character after "/"
+    keys = store.list(ts.KvStore.KeyRange(prefix, end)).result()
+    below = (key.decode("utf-8", "surrogateescape").removeprefix(prefix) for key in keys)
+    return sorted({name.partition("/")[0] for name in below})
+
+
 @functools.cache
 def context(retries: int = RETRIES):
     # These are read when TensorStore's client is used for the first time.

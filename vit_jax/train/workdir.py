@@ -223,7 +223,7 @@ def claim(
     sizes: Mapping = types.MappingProxyType({}),
 ) -> None:
     """Writes config.json: the resolved config, what the training data and the teacher are,
-    `Experiment.sizes`, versions, commit and command.
+    `Experiment.sizes`, devices, versions, commit and command.
     """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     if teacher:
@@ -231,6 +231,11 @@ def claim(
     if sizes:
         record["sizes"] = dict(sizes)
     record |= dict(
+        devices=dict(
+            kind=jax.devices()[0].device_kind,
+            count=jax.device_count(),
+            processes=jax.process_count(),
+        ),
         versions=versions.versions(),
         commit=versions.commit(),
         code=versions.code(),
