@@ -15,6 +15,7 @@ from vit_jax.cli.spool import Files
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import sharding
 from vit_jax.errors import one_line
+from vit_jax.figures.overlay import magnified
 from vit_jax.train import metrics, run_data
 from vit_jax.train.experiment import Experiment
 
@@ -22,7 +23,6 @@ log = logging.getLogger("vit_jax.train")
 
 SHOWN = 8  # images
 GAP = 2  # white pixels between two pictures
-SMALLEST = 96  # pixels of the shorter side; smaller pictures are enlarged
 
 
 def make_draw(experiment: Experiment):
@@ -41,16 +41,10 @@ def make_draw(experiment: Experiment):
     return jax.jit(draw, out_shardings=sharding.replicated(experiment.mesh))
 
 
-def enlarged(pictures: np.ndarray) -> np.ndarray:
-    """[..., H, W, 3] with each pixel repeated until the pictures are large enough to be seen."""
-    times = -(-SMALLEST // min(pictures.shape[-3:-1]))
-    return pictures.repeat(times, axis=-3).repeat(times, axis=-2)
-
-
 def side_by_side(kinds: list[np.ndarray]) -> np.ndarray:
     """Kinds of pictures of the same images, uint8 [n, H, W, 3] each -> [n, H, W of all, 3]."""
     columns = []
-    for pictures in map(enlarged, kinds):
+    for pictures in map(magnified, kinds):
         columns += [pictures, np.full((*pictures.shape[:2], GAP, 3), 255, np.uint8)]
     return np.concatenate(columns[:-1], axis=2)
 
