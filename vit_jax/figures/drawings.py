@@ -1,18 +1,23 @@
 """Drawings of what the other files here compute: each returns a Figure of matplotlib."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vit_jax.figures.overlay import magnified, overlay
 
 DPI = 100
 CELL = 1.1  # inches, the longer side of a picture in a sheet
-TITLE = 0.3  # inches
+TITLE = 0.22  # inches
+SCALE = 1.1  # inches, beside a sheet
 GAP = 0.04  # between pictures, as a share of them
-PAIRS = 4  # an image and a map beside it, in a row
-MOST_QUERIES = 14  # patches by side whose similarities are drawn
+PAIRS = 4  # in a row, each an image and a map beside it
+FILTERS = 7  # in a row
+BINS = 50
+MOST_QUERIES = 14  # patches by side for which the similarity of positions is drawn
 
 
 def png(figure: Figure) -> bytes:
@@ -38,109 +43,113 @@ def distance(by_head: np.ndarray, uniform: float) -> Figure:
     for values in by_head.T:
         panel.plot(layers, values, "o", markersize=5, alpha=0.7)
     panel.axhline(uniform, color="grey", linestyle="--", linewidth=1, label="equal weights")
-    panel.set(xlabel="layer", ylabel="mean attention distance (pixels)", xticks=layers[:: step(20, len(layers))])
-    panel.set_ylim(bottom=0)
+    panel.set(xlabel="layer", ylabel="mean attention distance (pixels)")
+    panel.set_ylim(0, 1.1 * max([uniform, *by_head[np.isfinite(by_head)]]) or 1)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.grid(alpha=0.3)
     panel.legend(loc="lower right")
     return figure
 
 
-def step(most: int, count: int) -> int:
-    """Of every so many of `count`, so that at most `most` are left."""
-    return -(-count // most)
-
-
-def norms(tokens: np.ndarray, prefix: tuple[tuple[str, int], ...]) -> Figure:
+def norms(by_token: np.ndarray, prefix: Sequence[tuple[str, int]]) -> Figure:
     """Norms by layer, and their histogram after the last layer.
 
     Args:
-      tokens: [images, layers + 1, length], as `token_norms` returns them.
+      by_token: [images, layers + 1, length], as `token_norms` returns them.
       prefix: (name, how many) of the tokens before the patches, in order.
     """
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    by_layer, histogram = figure.subplots(1, 2)
-    kinds = {}
-    start = 0
-    for name, count in prefix:
-        kinds[name] = tokens[..., start : start + count]
-        start += count
-    patches = tokens[..., start:]
-    low, high = np.percentile(patches, [0, 100], axis=(0, 2))
-    layers = np.arange(tokens.shape[1])
-    by_layer.fill_between(layers, low, high, alpha=0.25, label="patches, least to largest")
-    by_layer.plot(layers, np.median(patches, axis=(0, 2)), label="patches, median")
-    for name, values in kinds.items():
-        by_layer.plot(layers, values.mean(axis=(0, 2)), "o--", markersize=3, label=name)
-    by_layer.set(xlabel="layer (0: the input)", ylabel="norm")
-    by_layer.grid(alpha=0.3)
-    by_layer.legend()
-    histogram.hist(patches[:, -1].ravel(), bins=50, log=True, label="patches")
-    for i, (name, values) in enumerate(kinds.items(), 1):
-        histogram.hist(values[:, -1].ravel(), bins=50, log=True, label=name, color=f"C{i}", alpha=0.7)
-    histogram.set(xlabel="norm after the last layer", ylabel="tokens")
-    histogram.legend()
+    left, right = figure.subplots(1, 2)
+    ends = np.cumsum([count for _, count in prefix])
+    *others, patches = np.split(by_token, ends, axis=-1)
+    layers = np.arange(by_token.shape[1])
+    bins = np.histogram_bin_edges(by_token[:, -1], BINS)
+    low = patches.min(axis=(0, 2))
+    high = patches.max(axis=(0, 2))
+    left.fill_between(layers, low, high, alpha=0.25, label="patches, least to largest")
+    left.plot(layers, np.median(patches, axis=(0, 2)), label="patches, median")
+    right.hist(patches[:, -1].ravel(), bins, label="patches")
+    for i, ((name, _), values) in enumerate(zip(prefix, others, strict=True), 1):
+        left.plot(layers, values.mean(axis=(0, 2)), "o--", markersize=3, label=f"{name}, mean")
+        right.hist(values[:, -1].ravel(), bins, label=name, color=f"C{i}", alpha=0.7)
+    left.set(xlabel="layer (0: its input)", ylabel="norm")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.set(xlabel="norm after the last layer", ylabel="tokens", yscale="log")
+    left.grid(alpha=0.3)
+    left.legend()
+    right.legend()
     return figure
 
 
 # --- pictures in rows ---
 
 
-def sheet(rows: list[list[np.ndarray]], titles: list[str], **options) -> Figure:
-    """Pictures of one size in rows.
+def sheet(rows: list[list[np.ndarray]], titles: Sequence[str] = (), scale: str = "", **options):
+    """Pictures of one shape in rows: a Figure.
 
     Args:
-      rows: uint8 or 0 to 1 [height, width, 3], or [h, w] drawn in colour.
+      rows: the first has all columns; pictures are uint8 or 0 to 1 [height, width, 3], or [h, w]
+        drawn in colour.
       titles: of the columns.
+      scale: what the colours of [h, w] mean, for a scale beside them.
       options: of `imshow`.
     """
     height, width = rows[0][0].shape[:2]
-    cell = CELL / max(height, width)
-    size = (len(titles) * width * cell, len(rows) * height * cell + TITLE)
+    inch = CELL / max(height, width)
+    inner = len(rows[0]) * width * inch
+    top = TITLE if titles else 0
+    size = (inner + (SCALE if scale else 0), len(rows) * height * inch + top)
     figure = Figure(figsize=size)
-    places = dict(left=0, right=1, bottom=0, top=1 - TITLE / size[1], wspace=GAP, hspace=GAP)
-    panels = figure.subplots(len(rows), len(titles), squeeze=False, gridspec_kw=places)
-    for panel_row, pictures in zip(panels, rows, strict=True):
-        for panel, picture in zip(panel_row, pictures, strict=False):
-            panel.imshow(picture, extent=(0, width, height, 0), **options)
+    places = dict(left=0, right=inner / size[0], bottom=0, top=1 - top / size[1])
+    places |= dict(wspace=GAP, hspace=GAP)
+    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, gridspec_kw=places)
     for panel in panels.ravel():
         panel.set_axis_off()
-    for panel, title in zip(panels[0], titles, strict=True):
+    for panel_row, pictures in zip(panels, rows, strict=True):
+        for panel, picture in zip(panel_row, pictures, strict=False):
+            shown = panel.imshow(picture, extent=(0, width, height, 0), **options)
+    for panel, title in zip(panels[0], titles, strict=False):
         panel.set_title(title, fontsize=8, pad=3)
+    if scale:
+        beside = figure.add_axes((1 - 0.8 * SCALE / size[0], 0.1, 0.1 * SCALE / size[0], 0.8))
+        figure.colorbar(shown, cax=beside, label=scale)
     return figure
 
 
-def pairs(images: np.ndarray, pictures: list[np.ndarray], title: str, **options) -> Figure:
-    """Every image with a picture beside it."""
+def in_rows(pictures: list[np.ndarray], columns: int) -> list[list[np.ndarray]]:
+    return [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
+
+
+def pairs(images: np.ndarray, pictures, title: str, **options) -> Figure:
+    """Every image with a picture beside it; see `sheet`."""
     cells = [cell for pair in zip(images, pictures, strict=True) for cell in pair]
-    columns = min(len(cells), 2 * PAIRS)
-    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    return sheet(rows, ["image", title] * (columns // 2), **options)
+    return sheet(in_rows(cells, 2 * PAIRS), ["image", title] * PAIRS, **options)
 
 
 def rollouts(images: np.ndarray, maps: np.ndarray) -> Figure:
     """Attention rollout laid over images: uint8 [images, H, W, 3], [images, h, w]."""
-    laid = [overlay(image, patches) for image, patches in zip(images, maps, strict=True)]
-    return pairs(images, laid, "rollout")
+    images = magnified(images)
+    return pairs(images, map(overlay, images, maps), "rollout")
 
 
 def heads(images: np.ndarray, maps: np.ndarray) -> Figure:
     """Where each head looks, laid over images: uint8 [images, H, W, 3], [images, heads, h, w]."""
     rows = [
         [image, *(overlay(image, patches) for patches in by_head)]
-        for image, by_head in zip(images, maps, strict=True)
+        for image, by_head in zip(magnified(images), maps, strict=True)
     ]
     return sheet(rows, ["image", *(f"head {i + 1}" for i in range(maps.shape[1]))])
 
 
 def colors(images: np.ndarray, by_patch: np.ndarray) -> Figure:
-    """Principal components as colours, beside images: uint8 [images, H, W, 3], [images, h, w, 3]."""
-    return pairs(images, list(by_patch), "components")
+    """Colours of patches beside images: uint8 [images, H, W, 3], [images, h, w, 3] from 0 to 1."""
+    return pairs(images, by_patch, "components")
 
 
 def norm_maps(images: np.ndarray, by_patch: np.ndarray) -> Figure:
-    """Norms of patch tokens, beside images: uint8 [images, H, W, 3], [images, h, w]."""
-    figure = pairs(images, list(by_patch), "norm", vmin=by_patch.min(), vmax=by_patch.max())
-    return figure
+    """Norms of patch tokens beside images: uint8 [images, H, W, 3], [images, h, w]."""
+    limits = dict(vmin=by_patch.min(), vmax=by_patch.max())
+    return pairs(images, by_patch, "norm", scale="norm", **limits)
 
 
 def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, int]]) -> Figure:
@@ -151,16 +160,16 @@ def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, in
       maps: [images, queries, h, w].
       queries: (row, column) of the chosen patches.
     """
-    height, width = images.shape[1:3]
-    h, w = maps.shape[2:]
     rows = [[image, *by_query] for image, by_query in zip(images, maps, strict=True)]
     titles = ["image", *(f"row {y + 1}, column {x + 1}" for y, x in queries)]
-    figure = sheet(rows, titles, vmin=min(0, maps.min()), vmax=1)
-    columns = len(titles)
-    for i, panel in enumerate(figure.axes):
-        if i % columns:
-            y, x = queries[i % columns - 1]
-            panel.plot((x + 0.5) * width / w, (y + 0.5) * height / h, "rx", markersize=5)
+    limits = dict(vmin=min(0, maps.min()), vmax=1)
+    figure = sheet(rows, titles, scale="cosine similarity", **limits)
+    height = images.shape[1] / maps.shape[2]
+    width = images.shape[2] / maps.shape[3]
+    for row in range(len(images)):
+        for column, (y, x) in enumerate(queries, 1):
+            panel = figure.axes[row * len(titles) + column]
+            panel.plot((x + 0.5) * width, (y + 0.5) * height, "rx", markersize=5)
     return figure
 
 
@@ -168,41 +177,39 @@ def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, in
 
 
 def filters(components: np.ndarray) -> Figure:
-    """Filters as colours, [count, h, w, 3]: grey is 0, and each has its own scale."""
+    """Filters as colours, [count, h, w, 3]: grey is 0, and each has a scale of its own."""
     largest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     cells = list(0.5 + components / np.maximum(2 * largest, 1e-12))
-    columns = min(len(cells), 7)
-    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    return sheet(rows, [""] * columns)
+    return sheet(in_rows(cells, FILTERS))
 
 
 def positions(similar: np.ndarray) -> Figure:
     """For every patch how similar its position embedding is to those of all, as arXiv 2010.11929
-    figure 7; of large grids, for every second, third, ... row and column.
+    figure 7; in large grids, for every second, third, ... row and column.
 
     Args:
       similar: [h, w, h, w], as `position_similarity` returns it.
     """
     h, w = similar.shape[:2]
-    every = step(MOST_QUERIES, max(h, w))
-    rows = np.arange(every // 2, h, every) if h > every // 2 else np.arange(1)
-    columns = np.arange(every // 2, w, every) if w > every // 2 else np.arange(1)
-    shown = similar[np.ix_(rows, columns)]
+    every = -(-max(h, w) // MOST_QUERIES)
+    rows = np.arange(min(every // 2, h - 1), h, every)
+    columns = np.arange(min(every // 2, w - 1), w, every)
     border = max(1, round(0.06 * max(h, w)))
-    shown = np.pad(shown, ((0, 0), (0, 0), (0, border), (0, border)), constant_values=np.nan)
+    around = ((0, 0), (0, 0), (0, border), (0, border))
+    shown = np.pad(similar[np.ix_(rows, columns)], around, constant_values=np.nan)
     canvas = shown.transpose(0, 2, 1, 3).reshape(len(rows) * (h + border), -1)
     canvas = canvas[:-border, :-border]
-    side = 5.5 / max(canvas.shape)
-    size = (canvas.shape[1] * side + 1.5, canvas.shape[0] * side + 0.7)
-    figure = Figure(figsize=(max(size[0], 3), max(size[1], 2)), layout="constrained")
+
+    inch = 5.5 / max(canvas.shape)
+    size = (canvas.shape[1] * inch + 1.5, canvas.shape[0] * inch + 0.7)
+    figure = Figure(figsize=np.maximum(size, (3, 2.4)), layout="constrained")
     panel = figure.subplots()
-    picture = panel.imshow(canvas, vmin=-1, vmax=1, interpolation="nearest")
-    y = np.arange(len(rows)) * (h + border) + (h - 1) / 2
-    x = np.arange(len(columns)) * (w + border) + (w - 1) / 2
-    panel.set_yticks(y, rows + 1)
-    panel.set_xticks(x, columns + 1)
+    low = min(similar.min(), 0.9)
+    picture = panel.imshow(canvas, vmin=low, vmax=1, interpolation="nearest")
+    panel.set_yticks(np.arange(len(rows)) * (h + border) + (h - 1) / 2, rows + 1)
+    panel.set_xticks(np.arange(len(columns)) * (w + border) + (w - 1) / 2, columns + 1)
     panel.set(xlabel="input patch column", ylabel="input patch row")
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
-    figure.colorbar(picture, ax=panel, label="cosine similarity", shrink=0.9)
+    figure.colorbar(picture, label="cosine similarity")
     return figure

@@ -38,7 +38,7 @@ def measure(model, params: dict, image) -> dict:
       image: uint8 [batch, H, W, 3].
 
     Returns:
-      - `is_finite`: [batch], whether the model's result is.
+      - `is_finite`: [batch], whether all of the others are.
       - `features`: [batch, h, w, embed], the patches after the final normalisation.
       - `norms`: [batch, layers + 1, length], of all tokens; see `token_norms`.
       - `distance`, `counts`: [batch, layers, heads]; see `distance_sums`.
@@ -48,8 +48,7 @@ def measure(model, params: dict, image) -> dict:
     found = intermediates(model, params, model.normalize(image))
     grid = found["grid"]
     prefix = found["num_prefix"]
-    result = dict(is_finite=jnp.isfinite(found["pre_logits"].reshape(len(image), -1)).all(axis=1))
-    result["features"] = found["encoded"].astype(jnp.float32)
+    result = dict(features=found["encoded"].astype(jnp.float32))
     if "tokens" in found:
         patches = result["features"][:, prefix:]
         result["features"] = patches.reshape(len(image), *grid, -1)
@@ -62,7 +61,8 @@ def measure(model, params: dict, image) -> dict:
         result["counts"] = jnp.concatenate(counts).swapaxes(0, 1)
         result["rollout"] = attention_map(model, found)
         result["heads"] = head_maps(model, found)
-    return result
+    finite = [jnp.isfinite(x).reshape(len(image), -1).all(axis=1) for x in result.values()]
+    return result | dict(is_finite=jnp.all(jnp.stack(finite), axis=0))
 
 
 @dataclasses.dataclass
