@@ -167,7 +167,7 @@ def work(args) -> None:
         check_finite(pretrained)
         draw_weights(pretrained, folder)
         if pretrained.model.architecture not in OF:
-            leave_out("all of images", "what a model of your own computes is not known here")
+            leave_out("figures of images", "what a model of your own computes is not known")
         elif paths:
             skipped = draw_images(pretrained, paths, folder)
         else:

@@ -153,7 +153,8 @@ def norm_maps(images: np.ndarray, by_patch: np.ndarray) -> Figure:
 
 
 def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, int]]) -> Figure:
-    """How alike each chosen patch, marked by a cross, and all others are: a row for each image.
+    """How alike each chosen patch, marked by a cross and named by row and column, and all others are:
+    a row for each image.
 
     Args:
       images: uint8 [images, H, W, 3].
@@ -161,7 +162,7 @@ def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, in
       queries: (row, column) of the chosen patches.
     """
     rows = [[image, *by_query] for image, by_query in zip(images, maps, strict=True)]
-    titles = ["image", *(f"row {y + 1}, column {x + 1}" for y, x in queries)]
+    titles = ["image", *(f"patch {y + 1}, {x + 1}" for y, x in queries)]
     limits = dict(vmin=min(0, maps.min()), vmax=1)
     figure = sheet(rows, titles, scale="cosine similarity", **limits)
     height = images.shape[1] / maps.shape[2]
