@@ -4,13 +4,15 @@ hold.
 python -m vit_jax.figures WEIGHTS [IMAGE_OR_FOLDER...] --out=FOLDER
 """
 
+import argparse
+import re
 import sys
 
 import numpy as np
 
 from vit_jax import cli
 from vit_jax.distributed import runtime
-from vit_jax.errors import NegativeResult, UserError, printable
+from vit_jax.errors import NegativeResult, printable
 from vit_jax.figures import drawings, embeddings, of_images, tokens
 from vit_jax.figures.attention import distances
 from vit_jax.figures.folder import Folder
@@ -89,9 +91,7 @@ def draw_attention(pretrained: Pretrained, seen, arrays: dict, folder: Folder) -
     by_head = seen.mean_distance()
     uniform = distances(model.grid, model.cell).mean()
     text = f"mean attention distance by layer and head, of {seen.count} images"
-    folder.add(
-        "attention_distance", drawings.distance(by_head, uniform), text, distance=by_head
-    )
+    folder.add("attention_distance", drawings.distance(by_head, uniform), text, distance=by_head)
     image = arrays["image"]
     text = f"attention rollout of {len(image)} images"
     rollout = arrays["rollout"]
@@ -131,6 +131,25 @@ def draw_patches(arrays: dict, folder: Folder) -> None:
 # --- the command ---
 
 
+def draw(pretrained: Pretrained, paths: list[str], folder: Folder) -> dict[int, str]:
+    """Draws all that there is; returns the numbers of the images that can't be read, and why.
+
+    Raises:
+      NegativeResult: the weights, or what they give, are not finite.
+    """
+    check_finite(pretrained)
+    draw_weights(pretrained, folder)
+    skipped = {}
+    if pretrained.model.architecture not in OF:
+        leave_out("figures of images", "what a model of your own computes is not known")
+    elif paths:
+        skipped = draw_images(pretrained, paths, folder)
+    else:
+        print(f"with images: {OF_TOKENS}; {OF_PATCHES}")
+    folder.close()
+    return skipped
+
+
 def listed(images: list[str]) -> list[str]:
     """The given images, and those below the given folders."""
     from vit_jax.data.sources import file_list, ignored
@@ -138,6 +157,15 @@ def listed(images: list[str]) -> list[str]:
     paths, listing = file_list.load(images)
     ignored.report(", ".join(images), listing.ignored)
     return paths
+
+
+def size(text: str) -> tuple[int, int]:
+    """(height, width) of 224 or 224x160."""
+    sides = re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?", text)
+    if not sides:
+        raise argparse.ArgumentTypeError("give a side in pixels, or HEIGHTxWIDTH, such as 32x48")
+    height, width = sides.groups()
+    return int(height), int(width or height)
 
 
 def add_arguments(parser, part: str) -> None:
@@ -149,30 +177,22 @@ def add_arguments(parser, part: str) -> None:
         "--out", metavar="FOLDER", required=True, help="where to write, local or gs://"
     )
     parser.add_argument(
-        "--image_size", type=int, help="side in pixels (default: that of the weights)"
+        "--image_size",
+        type=size,
+        metavar="SIZE",
+        help="side in pixels, or HEIGHTxWIDTH (default: that of the weights)",
     )
 
 
 def work(args) -> None:
-    if args.image_size is not None and args.image_size < 1:
-        raise UserError(f"--image_size={args.image_size} must be at least 1: correct it")
     runtime.keep_programs()
     runtime.keep_memory()
-    skipped = {}
     with cli.logging_to(None):
         paths = listed(args.images) if args.images else []
         folder = Folder(args.out)
         weights = load.read(args.weights, image_size=args.image_size)
         pretrained = load.build(weights, image_size=args.image_size)
-        check_finite(pretrained)
-        draw_weights(pretrained, folder)
-        if pretrained.model.architecture not in OF:
-            leave_out("figures of images", "what a model of your own computes is not known")
-        elif paths:
-            skipped = draw_images(pretrained, paths, folder)
-        else:
-            print(f"with images: {OF_TOKENS}; {OF_PATCHES}")
-        folder.close()
+        skipped = draw(pretrained, paths, folder)
     if skipped:
         raise NegativeResult(
             f"{len(skipped)} of the images can't be read, and are left out: "

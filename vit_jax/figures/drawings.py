@@ -153,8 +153,8 @@ def norm_maps(images: np.ndarray, by_patch: np.ndarray) -> Figure:
 
 
 def similarity(images: np.ndarray, maps: np.ndarray, queries: list[tuple[int, int]]) -> Figure:
-    """How alike each chosen patch, marked by a cross and named by row and column, and all others are:
-    a row for each image.
+    """How alike each chosen patch, marked by a cross and called by its row and column, and all
+    others are: a row for each image.
 
     Args:
       images: uint8 [images, H, W, 3].

@@ -108,8 +108,11 @@ def look_at(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -
     seen = Seen()
     with tqdm(total=len(paths), unit=" images", disable=len(paths) <= rows) as progress:
         for batch in given_images.batches(model, paths, rows, skipped):
-            found = jax.device_get(measure(model, params, batch["image"]))
+            progress.update(min(rows, len(paths) - progress.n))
             readable = batch["mask"] > 0
+            if not readable.any():
+                continue
+            found = jax.device_get(measure(model, params, batch["image"]))
             if not found.pop("is_finite")[readable].all():
                 raise NegativeResult(
                     f"{pretrained.path} gives results that are not finite: these weights are "
@@ -117,7 +120,6 @@ def look_at(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -
                 )
             found["image"] = without_border(model, batch["image"])
             seen.add({name: array[readable] for name, array in found.items()})
-            progress.update(rows)
     return seen
 
 

@@ -31,7 +31,7 @@ def overlay(image: np.ndarray, patches: np.ndarray) -> np.ndarray:
     Returns:
       uint8 [height, width, 3].
     """
-    patches = np.nan_to_num(patches, posinf=0.0, neginf=0.0)
+    patches = np.maximum(np.nan_to_num(patches, posinf=0.0), 0)
     share = enlarged(patches / max(patches.max(), 1e-12), image.shape[:2])
     color = matplotlib.colormaps[COLORS](np.clip(share, 0, 1))[..., :3]
     grey = np.repeat(image.mean(axis=-1, keepdims=True) / 255, 3, axis=-1)
