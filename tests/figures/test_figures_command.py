@@ -16,7 +16,6 @@ from vit_jax import figures
 from vit_jax.figures import __main__ as command
 from vit_jax.figures import of_images
 from vit_jax.figures.folder import Folder
-from vit_jax.weights import scan_layout
 from vit_jax.weights.pretrained import Pretrained
 
 OF_WEIGHTS = {"embedding_filters", "position_similarity"}
