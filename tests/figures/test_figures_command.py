@@ -3,13 +3,17 @@ of model, and its mistakes.
 """
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDEN, golden_file, last_error
+from conftest import GOLDEN, ROOT, golden_file, last_error
 from PIL import Image
+from store.process import RunningStore
 
 import vit_jax
 from vit_jax import figures
@@ -18,6 +22,7 @@ from vit_jax.figures import of_images
 from vit_jax.figures.folder import Folder
 from vit_jax.weights.pretrained import Pretrained
 
+WEIGHTS = str(GOLDEN / "timm_token")
 OF_WEIGHTS = {"embedding_filters", "position_similarity"}
 OF_ATTENTION = {"attention_distance", "attention_heads", "attention_rollout"}
 OF_NORMS = {"token_norms", "token_norm_maps"}
@@ -193,6 +198,20 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "left out: filters, because no parameter is a" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_folder_on_a_store(tmp_path):
+    with RunningStore(tmp_path) as store:
+        words = [sys.executable, "-m", "vit_jax.figures", WEIGHTS, "--out=gs://bucket/new/out"]
+        variables = os.environ | store.environment
+        done = subprocess.run(
+            words, env=variables, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        names = {name.removeprefix("new/out/") for name in store.names("new/")}
+        assert names == {f"{name}.png" for name in OF_WEIGHTS} | {"numbers.npz"}
+        assert store.read("bucket/new/out/embedding_filters.png").startswith(b"\x89PNG")
+
+
 def test_rows_at_once_fit_in_memory():
     large = vit_jax.create_model("L/16", image_size=1024)
     assert of_images.rows_at_once(large) == 1
@@ -228,7 +247,6 @@ def test_results_that_overflow_are_named(photos, tmp_path):
         command.draw_images(pretrained, paths, Folder(str(tmp_path)))
 
 
-WEIGHTS = str(GOLDEN / "timm_token")
 MISTAKES = [
     ([WEIGHTS, "/no/such.png"], "/no/such.png does not exist"),
     ([WEIGHTS, "{folder}"], "has no images"),

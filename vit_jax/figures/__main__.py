@@ -16,6 +16,7 @@ from vit_jax.errors import NegativeResult, printable
 from vit_jax.figures import drawings, embeddings, of_images, tokens
 from vit_jax.figures.attention import distances
 from vit_jax.figures.folder import Folder
+from vit_jax.figures.of_images import Measurements
 from vit_jax.models.intermediates import OF
 from vit_jax.weights import load
 from vit_jax.weights.pretrained import Pretrained
@@ -61,7 +62,9 @@ def draw_filters(pretrained: Pretrained, folder: Folder) -> None:
 def draw_positions(pretrained: Pretrained, folder: Folder) -> None:
     similar = embeddings.position_similarity(*pretrained)
     if similar is None:
-        leave_out("similarity of positions", "the model has no position embedding")
+        is_known = pretrained.model.architecture in OF
+        why = "the model has none" if is_known else "those of a model of your own are not known"
+        leave_out("position embeddings", why)
         return
     text = f"cosine similarity of the position embeddings (posemb={pretrained.model.posemb})"
     numbers = dict(position_similarity=similar.astype(np.float32))
@@ -74,26 +77,28 @@ def draw_positions(pretrained: Pretrained, folder: Folder) -> None:
 def draw_images(pretrained: Pretrained, paths: list[str], folder: Folder) -> dict[int, str]:
     """Returns the numbers of the images that can't be read, and why."""
     skipped: dict[int, str] = {}
-    seen = of_images.look_at(pretrained, paths, skipped)
-    if seen.count:
-        arrays = seen.arrays()
-        draw_attention(pretrained, seen, arrays, folder)
+    measurements = of_images.measure_all(pretrained, paths, skipped)
+    if measurements.count:
+        arrays = measurements.arrays()
+        draw_attention(pretrained, measurements, arrays, folder)
         draw_tokens(pretrained, arrays, folder)
         draw_patches(arrays, folder)
     return skipped
 
 
-def draw_attention(pretrained: Pretrained, seen, arrays: dict, folder: Folder) -> None:
+def draw_attention(
+    pretrained: Pretrained, measurements: Measurements, arrays: dict, folder: Folder
+) -> None:
     if "rollout" not in arrays:
-        leave_out("attention", f"a model of the kind {pretrained.model.architecture} has none")
+        leave_out("attention", "the model has none")
         return
     model = pretrained.model
-    by_head = seen.mean_distance()
+    by_head = measurements.mean_distance()
     uniform = distances(model.grid, model.cell).mean()
-    text = f"mean attention distance by layer and head, of {seen.count} images"
+    text = f"mean attention distance by layer and head (images: {measurements.count})"
     folder.add("attention_distance", drawings.distance(by_head, uniform), text, distance=by_head)
     image = arrays["image"]
-    text = f"attention rollout of {len(image)} images"
+    text = "attention rollout of the first images"
     rollout = arrays["rollout"]
     folder.add("attention_rollout", drawings.rollouts(image, rollout), text, rollout=rollout)
     where = "attention pooling" if model.pool == "map" else "the last layer"
@@ -104,7 +109,7 @@ def draw_attention(pretrained: Pretrained, seen, arrays: dict, folder: Folder) -
 
 def draw_tokens(pretrained: Pretrained, arrays: dict, folder: Folder) -> None:
     if "norms" not in arrays:
-        leave_out("token norms", f"a model of the kind {pretrained.model.architecture} has none")
+        leave_out("token norms", "the model has no tokens")
         return
     model = pretrained.model
     norms = arrays["norms"]
@@ -150,7 +155,7 @@ def draw(pretrained: Pretrained, paths: list[str], folder: Folder) -> dict[int, 
     return skipped
 
 
-def listed(images: list[str]) -> list[str]:
+def list_images(images: list[str]) -> list[str]:
     """The given images, and those below the given folders."""
     from vit_jax.data.sources import file_list, ignored
 
@@ -188,7 +193,7 @@ def work(args) -> None:
     runtime.keep_programs()
     runtime.keep_memory()
     with cli.logging_to(None):
-        paths = listed(args.images) if args.images else []
+        paths = list_images(args.images) if args.images else []
         folder = Folder(args.out)
         weights = load.read(args.weights, image_size=args.image_size)
         pretrained = load.build(weights, image_size=args.image_size)

@@ -95,24 +95,22 @@ def mean_of(distance, counts):
     return xp.where(counts > 0, distance / xp.maximum(counts, 1), xp.nan)
 
 
-def read_by_head(model, rows, num_prefix: int):
-    """Of one row per token, that of the token which the model's head reads, or the mean of those:
-    [..., length, other] -> [..., other].
-    """
+def tokens_read(model, num_prefix: int) -> slice:
+    """The tokens whose mean a ViT's head reads, if it has no attention pooling."""
     if model.distilled:
-        return rows[..., :2, :].mean(axis=-2)
+        return slice(0, 2)
     if model.pool.startswith("tok"):
-        return rows[..., 0, :]
+        return slice(0, 1)
     if model.pool == "0":
-        return rows[..., num_prefix, :]
-    return rows[..., num_prefix:, :].mean(axis=-2)
+        return slice(num_prefix, num_prefix + 1)
+    return slice(num_prefix, None)
 
 
 def attention_map(model, found: dict):
     """How much of what the head reads comes from each patch, by attention rollout.
 
     The head reads the class token (and that of distillation), the mean of the patch tokens, or what
-    attention pooling gathers from them.
+    attention pooling gathers from them. Equal to those rows of `rollout`, for much less work.
 
     Args:
       model: a ViT.
@@ -121,14 +119,20 @@ def attention_map(model, found: dict):
     Returns:
       [batch, h, w], h and w those of the grid of patches.
     """
-    flow, _ = namespace(rollout(found["attention"]))
+    weights, xp = namespace(found["attention"])
     prefix = found["num_prefix"]
     if model.pool == "map":
-        pooling = found["pooling_attention"].mean(axis=1)  # [batch, 1, patches]
-        read = (pooling @ flow[:, prefix:])[:, 0]
+        to_patches = found["pooling_attention"].mean(axis=(1, 2))
+        row = xp.pad(to_patches, ((0, 0), (prefix, 0)))
     else:
-        read = read_by_head(model, flow, prefix)
-    return read[:, prefix:].reshape(-1, *found["grid"])
+        row = np.zeros((weights.shape[1], weights.shape[-1]), weights.dtype)
+        row[:, tokens_read(model, prefix)] = 1
+        row = row / row.sum(axis=-1, keepdims=True)
+    for layer in reversed(list(weights)):
+        heads = layer.mean(axis=1)
+        row = row / (heads.sum(axis=-1) + 1)
+        row = row + (row[:, None] @ heads)[:, 0]
+    return row[:, prefix:].reshape(-1, *found["grid"])
 
 
 def head_maps(model, found: dict):
@@ -150,5 +154,5 @@ def head_maps(model, found: dict):
     else:
         last, _ = namespace(found["attention"][-1])
         prefix = found["num_prefix"]
-        to_patches = read_by_head(model, last, prefix)[..., prefix:]
+        to_patches = last[:, :, tokens_read(model, prefix), prefix:].mean(axis=2)
     return to_patches.reshape(*to_patches.shape[:2], *found["grid"])

@@ -66,34 +66,34 @@ def measure(model, params: dict, image) -> dict:
 
 
 @dataclasses.dataclass
-class Seen:
-    """What `measure` found: of all images, and arrays of those that are drawn."""
+class Measurements:
+    """What `measure` returns: sums over all images, and arrays of those that are drawn."""
 
     count: int = 0  # images
     sums: dict = dataclasses.field(default_factory=dict)  # distance, counts: [layers, heads]
     # Each a list of arrays with a row for each of the first SHOWN images: `image`, uint8, without
     # a border that belongs to no patch, and those of `measure`.
-    shown: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    parts: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def add(self, found: dict) -> None:
-        """Adds a batch of `image` and what `measure` found."""
+        """Adds a batch: `image` and what `measure` returns."""
         room = max(0, SHOWN - self.count)
         self.count += len(found["image"])
         for name, array in found.items():
             if name in ("distance", "counts"):
                 self.sums[name] = self.sums.get(name, 0) + array.sum(axis=0, dtype=np.float64)
-            else:
-                self.shown.setdefault(name, []).append(array[:room])
+            elif room:  # a copy, so that the rest of the batch is not kept
+                self.parts.setdefault(name, []).append(array[:room].copy())
 
     def mean_distance(self) -> np.ndarray:
         """Over all images; see `attention.mean_distance`."""
         return mean_of(self.sums["distance"], self.sums["counts"])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {name: np.concatenate(parts) for name, parts in self.shown.items()}
+        return {name: np.concatenate(parts) for name, parts in self.parts.items()}
 
 
-def look_at(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -> Seen:
+def measure_all(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -> Measurements:
     """Computes what is drawn of images.
 
     Args:
@@ -105,7 +105,7 @@ def look_at(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -
     model, params = pretrained
     params = jax.device_put(params)
     rows = min(rows_at_once(model), len(paths))
-    seen = Seen()
+    measurements = Measurements()
     with tqdm(total=len(paths), unit=" images", disable=len(paths) <= rows) as progress:
         for batch in given_images.batches(model, paths, rows, skipped):
             progress.update(min(rows, len(paths) - progress.n))
@@ -119,8 +119,8 @@ def look_at(pretrained: Pretrained, paths: list[str], skipped: dict[int, str]) -
                     "damaged, or overflow: choose others"
                 )
             found["image"] = without_border(model, batch["image"])
-            seen.add({name: array[readable] for name, array in found.items()})
-    return seen
+            measurements.add({name: array[readable] for name, array in found.items()})
+    return measurements
 
 
 def without_border(model, image: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.figures.attention import namespace
-from vit_jax.figures.vectors import checked, cosine_similarity, principal_components
+from vit_jax.figures.vectors import cosine_similarity, finite_vectors, principal_components
 
 
 def token_norms(tokens):
@@ -36,7 +36,7 @@ def principal_colors(features) -> np.ndarray:
       ValueError: there are none, or they are not finite.
     """
     features = np.asarray(features)
-    vectors = checked(features.reshape(-1, features.shape[-1]))
+    vectors = finite_vectors(features.reshape(-1, features.shape[-1]))
     centred = vectors - vectors.mean(axis=0)
     found = centred @ principal_components(vectors, 3).T
     found = np.pad(found, ((0, 0), (0, 3 - found.shape[1])))

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def checked(vectors) -> np.ndarray:
+def finite_vectors(vectors) -> np.ndarray:
     """float64 [count, width]; a ValueError unless all numbers are finite."""
     vectors = np.asarray(vectors, np.float64)
     if vectors.ndim != 2 or not vectors.size:
@@ -27,7 +27,7 @@ def principal_components(vectors, count: int) -> np.ndarray:
     Raises:
       ValueError: the vectors have another shape, or are not finite.
     """
-    vectors = checked(vectors)
+    vectors = finite_vectors(vectors)
     centred = vectors - vectors.mean(axis=0)
     _, _, components = np.linalg.svd(centred, full_matrices=False)
     components = components[:count]
@@ -44,7 +44,7 @@ def cosine_similarity(vectors, others) -> np.ndarray:
     Raises:
       ValueError: the vectors have another shape, or are not finite.
     """
-    return unit(checked(vectors)) @ unit(checked(others)).T
+    return unit(finite_vectors(vectors)) @ unit(finite_vectors(others)).T
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
