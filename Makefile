@@ -30,7 +30,7 @@ REFERENCE = vit_jax vit_jax.errors \
 	vit_jax.models.create vit_jax.models.classifier vit_jax.models.vit vit_jax.models.mixer \
 	vit_jax.models.bit vit_jax.models.preparation \
 	vit_jax.weights.pretrained vit_jax.weights.load vit_jax.weights.adapt \
-	vit_jax.data.image_ops vit_jax.evaluate.predictions vit_jax.evaluate.fewshot \
+	vit_jax.data.image_ops vit_jax.figures vit_jax.evaluate.predictions vit_jax.evaluate.fewshot \
 	vit_jax.train.schedules vit_jax.train.optim
 
 # Pages from docstrings; a warning is an error. TensorFlow starts a program when it is imported.

@@ -10,6 +10,7 @@ COMMANDS = {
     "finetune": "fine-tune on a folder of images, or as a config says",
     "evaluate": "measure weights on any data set",
     "predict": "classes or features of images",
+    "figures": "draw what weights have learned, and where they look in images",
     "vtab": "check, prepare and run the 19 tasks of VTAB-1k",
     "data": "show a batch, check data sets, prepare them",
     "plan": "memory, time and cost of a config on a TPU pod, by the TPU compiler",

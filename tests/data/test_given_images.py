@@ -150,6 +150,19 @@ def test_files_that_are_not_images_are_named(fields, paths, tmp_path):
         vit_jax.preprocess(model, tmp_path)
 
 
+def test_images_that_can_not_be_read_are_skipped_where_that_is_asked_for(paths, tmp_path):
+    bad = tmp_path / "notes.jpg"
+    bad.write_text("no image")
+    model = model_of(TIMM)
+    skipped = {}
+    first, last = given_images.batches(model, [bad, *paths], 3, skipped)
+    assert first["mask"].tolist() == [0, 1, 1] and last["mask"].tolist() == [1, 0, 0]
+    assert not first["image"][0].any()
+    (alone,) = given_images.batches(model, paths, 3)
+    np.testing.assert_array_equal(first["image"][1:], alone["image"][:2])
+    assert list(skipped) == [0] and f"{bad} can't be read as an image" in skipped[0]
+
+
 def test_an_image_that_is_given_often_is_decoded_once_and_right():
     exif = Image.Exif()
     exif[ORIENTATION] = 6

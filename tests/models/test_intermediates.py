@@ -1,11 +1,11 @@
-"""Tokens and attention weights against numpy in float64, and that they do not depend on how a model
-is run.
+"""Tokens and attention weights against numpy in float64 and the peers, and that they do not depend
+on how a model is run.
 """
 
 import jax
 import numpy as np
 import pytest
-from conftest import applied
+from conftest import GOLDEN, applied
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -82,6 +82,22 @@ def test_attention_tokens_and_pre_logits_equal_numpy():
     np.testing.assert_allclose(found["logits"], logits, atol=1e-5)
 
 
+# [layers, 2 images, heads, length, length] of timm 1.0.31 and transformers 5.24 in float64 for each
+# golden folder and its first images; test_peers_attention.py computes them again.
+with np.load(GOLDEN / "attention.npz", allow_pickle=False) as archive:
+    OF_PEERS = dict(archive)
+POOLING = "timm_map/pooling"
+
+
+@pytest.mark.parametrize("name", sorted(OF_PEERS.keys() - {POOLING}))
+def test_attention_weights_are_those_of_timm_and_transformers(name):
+    image = np.load(GOLDEN / name / "expected.npz")["image"][:2]
+    found = exactly(*vit_jax.from_pretrained(GOLDEN / name), image)
+    np.testing.assert_allclose(found["attention"], OF_PEERS[name], atol=1e-5)
+    if name == "timm_map":
+        np.testing.assert_allclose(found["pooling_attention"], OF_PEERS[POOLING], atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -106,7 +122,7 @@ def test_they_do_not_depend_on_how_the_model_runs(way):
 
 
 def test_they_lead_to_the_features_and_logits_of_the_model():
-    for fields in (dict(distilled=True), dict(pool="gap", fc_norm=True)):
+    for fields in (dict(distilled=True), dict(pool="gap", fc_norm=True), dict(pre_logits=8)):
         model, params, image = drawn(depth=1, **fields)
         found = exactly(model, params, image)
         np.testing.assert_allclose(found["logits"], applied(model, params, image), atol=1e-5)

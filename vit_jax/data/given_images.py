@@ -140,12 +140,16 @@ def by_tensorflow(how: preparation.Preparation) -> Callable[[bytes], np.ndarray]
     return lambda encoded: prepare(encoded).numpy()
 
 
-def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:
+def batches(
+    model: Classifier, images: list, rows: int, skipped: dict[int, str] | None = None
+) -> Iterator[dict]:
     """The images in batches of `image`, uint8 [rows, H, W, 3], and `mask`, float32 [rows], 0 for
     what fills the last one.
 
     Args:
       images: as `listed` returns them.
+      skipped: gets the number of each image that can't be read, and why; its mask is 0, too. None:
+        it is an error.
 
     Raises:
       UserError: one of them is not an image; the message says which.
@@ -157,17 +161,24 @@ def batches(model: Classifier, images: list, rows: int) -> Iterator[dict]:
         with naming(images[number], number):
             return own_copy(images[number])
 
-    def prepared(number: int, image) -> np.ndarray:
-        with naming(image, number):
-            return prepare(encode(image, number))
+    def prepared(number: int, image) -> np.ndarray | None:
+        try:
+            with naming(image, number):
+                return prepare(encode(image, number))
+        except UserError as error:
+            if skipped is None:
+                raise
+            skipped[number] = str(error)
+            return None
 
     with concurrent.futures.ThreadPoolExecutor(runtime.cores()) as pool:
         for start in range(0, len(images), rows):
             numbers = range(len(images))[start : start + rows]
             pixels = list(pool.map(prepared, numbers, list(map(decoded, numbers))))
-            padding = rows - len(pixels)
-            mask = np.repeat(np.float32([1, 0]), [len(pixels), padding])
-            yield dict(image=np.stack(pixels + padding * [blank]), mask=mask)
+            pixels += [None] * (rows - len(pixels))
+            mask = np.float32([image is not None for image in pixels])
+            image = np.stack([blank if image is None else image for image in pixels])
+            yield dict(image=image, mask=mask)
 
 
 def preprocess(model: Classifier, images):

@@ -6,6 +6,13 @@ from PIL import Image
 
 COLORS = "inferno"
 OPACITY = 0.6
+SMALLEST = 96  # pixels of the shorter side; smaller pictures are magnified
+
+
+def magnified(pictures: np.ndarray) -> np.ndarray:
+    """[..., H, W, 3] with each pixel repeated until the pictures are large enough to be seen."""
+    times = -(-SMALLEST // min(pictures.shape[-3:-1]))
+    return pictures.repeat(times, axis=-3).repeat(times, axis=-2)
 
 
 def enlarged(patches: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -19,12 +26,12 @@ def overlay(image: np.ndarray, patches: np.ndarray) -> np.ndarray:
 
     Args:
       image: uint8 [height, width, 3].
-      patches: [h, w], not negative; numbers that are not finite count as 0.
+      patches: [h, w]; numbers that are negative or not finite count as 0.
 
     Returns:
       uint8 [height, width, 3].
     """
-    patches = np.nan_to_num(patches, posinf=0.0, neginf=0.0)
+    patches = np.maximum(np.nan_to_num(patches, posinf=0.0), 0)
     share = enlarged(patches / max(patches.max(), 1e-12), image.shape[:2])
     color = matplotlib.colormaps[COLORS](np.clip(share, 0, 1))[..., :3]
     grey = np.repeat(image.mean(axis=-1, keepdims=True) / 255, 3, axis=-1)

@@ -74,6 +74,7 @@ def intermediates(model: Classifier, params: dict, image) -> dict:
         )
     logits, recorded = forward(model, params, image)
     result = OF[model.architecture](model, recorded)
-    result |= {name: only(recorded[name]) for name in ("encoded", "pre_logits")}
+    read = "features" if "features" in recorded else "pre_logits"
+    result |= dict(encoded=only(recorded["encoded"]), pre_logits=only(recorded[read]))
     grid = model.clone(image_size=tuple(image.shape[1:3])).grid
     return result | dict(logits=logits, grid=grid, num_prefix=model.num_prefix)

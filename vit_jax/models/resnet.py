@@ -21,9 +21,14 @@ class StdConv(nn.Conv):
         value = super().param(name, *args, **kwargs)
         if name != "kernel":
             return value
-        mean = value.mean((0, 1, 2), keepdims=True)
-        var = value.var((0, 1, 2), keepdims=True)
-        return (value - mean) / (jnp.sqrt(var + self.var_eps) + self.std_eps)
+        return standardized(value, self.std_eps, self.var_eps)
+
+
+def standardized(kernel, std_eps: float = 1e-5, var_eps: float = 0.0):
+    """[h, w, in, out] with mean 0 and standard deviation 1 over all but the last axis."""
+    mean = kernel.mean((0, 1, 2), keepdims=True)
+    var = kernel.var((0, 1, 2), keepdims=True)
+    return (kernel - mean) / (jnp.sqrt(var + var_eps) + std_eps)
 
 
 def std_conv(

@@ -30,7 +30,8 @@ class VisionTransformer(Classifier):
     are cls, dist, registers, patches.
     A distilled model (arXiv 2012.12877) has two heads, and returns their mean. Intermediates
     (`mutable=["intermediates"]`): stem output, embedded tokens, the encoder's input, the attention
-    weights and output of every block, encoded tokens, pre_logits.
+    weights and output of every block, encoded tokens, and what the head reads, as `pre_logits`, or
+    `features` if there is a layer `pre_logits`.
     """
 
     width: int = 768
@@ -253,5 +254,8 @@ class VisionTransformer(Classifier):
         x = self.make_encoder()(x, grid, key, keep)
         self.sow("intermediates", "encoded", x)
         x = self.pooled(x)
-        self.sow("intermediates", "pre_logits", x.mean(axis=0) if self.distilled else x)
+        name = (
+            "features" if self.pre_logits else "pre_logits"
+        )  # the name of a layer, if there is one
+        self.sow("intermediates", name, x.mean(axis=0) if self.distilled else x)
         return self.two_logits(x) if apart else self.logits(x)

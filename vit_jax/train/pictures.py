@@ -16,7 +16,7 @@ from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import sharding
 from vit_jax.errors import one_line
 from vit_jax.figures.attention import attention_map, has_attention
-from vit_jax.figures.overlay import overlay
+from vit_jax.figures.overlay import magnified, overlay
 from vit_jax.models.intermediates import intermediates
 from vit_jax.train import metrics, run_data
 from vit_jax.train.experiment import Experiment
@@ -25,7 +25,6 @@ log = logging.getLogger("vit_jax.train")
 
 SHOWN = 8  # images
 GAP = 2  # white pixels between two pictures
-SMALLEST = 96  # pixels of the shorter side; smaller pictures are enlarged
 SHEET_WIDTH = 800  # pixels that the rows of a sheet fill, if they are not wider each
 
 
@@ -82,17 +81,11 @@ def make_draw(experiment: Experiment):
     return jax.jit(draw, out_shardings=sharding.replicated(experiment.mesh))
 
 
-def enlarged(pictures: np.ndarray) -> np.ndarray:
-    """[..., H, W, 3] with each pixel repeated until the pictures are large enough to be seen."""
-    times = -(-SMALLEST // min(pictures.shape[-3:-1]))
-    return pictures.repeat(times, axis=-3).repeat(times, axis=-2)
-
-
 def side_by_side(kinds: list[np.ndarray]) -> np.ndarray:
     """Kinds of pictures of the same images, uint8 [n, H, W, 3] each -> [n, largest H, W of all,
     3].
     """
-    kinds = [enlarged(pictures) for pictures in kinds]
+    kinds = [magnified(pictures) for pictures in kinds]
     height = max(pictures.shape[1] for pictures in kinds)
     columns = []
     for pictures in kinds:
