@@ -4,6 +4,8 @@
 Arrays of NumPy give arrays of NumPy; those of JAX give JAX's, and may be traced.
 """
 
+import math
+
 import numpy as np
 
 
@@ -106,9 +108,12 @@ def tokens_read(model, num_prefix: int) -> slice:
     return slice(num_prefix, None)
 
 
-def has_attention(model) -> bool:
-    """Whether `attention_map` can be drawn for a model."""
-    return model.architecture == "vit" and model.depth > 0
+def attention_bytes(model) -> int:
+    """Of the attention weights of one image, of all layers in float32; 0: the model has none."""
+    if model.architecture != "vit":
+        return 0
+    length = model.num_prefix + math.prod(model.grid)
+    return 4 * model.depth * model.num_heads * length**2
 
 
 def attention_map(model, found: dict):

@@ -4,7 +4,6 @@ arrays leave the device.
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,13 @@ from tqdm import tqdm
 
 from vit_jax.data import given_images
 from vit_jax.errors import NegativeResult
-from vit_jax.figures.attention import attention_map, distance_sums, head_maps, mean_of
+from vit_jax.figures.attention import (
+    attention_bytes,
+    attention_map,
+    distance_sums,
+    head_maps,
+    mean_of,
+)
 from vit_jax.figures.tokens import token_norms
 from vit_jax.models.intermediates import intermediates
 from vit_jax.weights.pretrained import Pretrained
@@ -25,9 +30,7 @@ SHOWN = 8  # images that are drawn
 
 def rows_at_once(model) -> int:
     """Images of a batch, at least one."""
-    length = model.num_prefix + math.prod(model.grid)
-    weights = 4 * model.depth * model.num_heads * length**2
-    return max(1, min(MOST_ROWS, MEMORY // max(weights, 1)))
+    return max(1, min(MOST_ROWS, MEMORY // max(attention_bytes(model), 1)))
 
 
 @functools.partial(jax.jit, static_argnums=0)

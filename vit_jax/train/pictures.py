@@ -15,7 +15,7 @@ from vit_jax.cli.spool import Files
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.distributed import sharding
 from vit_jax.errors import one_line
-from vit_jax.figures.attention import attention_map, has_attention
+from vit_jax.figures.attention import attention_bytes, attention_map
 from vit_jax.figures.overlay import magnified, overlay
 from vit_jax.models.intermediates import intermediates
 from vit_jax.train import metrics, run_data
@@ -25,6 +25,7 @@ log = logging.getLogger("vit_jax.train")
 
 SHOWN = 8  # images
 GAP = 2  # white pixels between two pictures
+MOST_ATTENTION = 2**31  # bytes of the attention weights that a device computes for them
 SHEET_WIDTH = 800  # pixels that the rows of a sheet fill, if they are not wider each
 
 
@@ -58,6 +59,18 @@ def make_draw_inputs(experiment: Experiment):
     return jax.jit(draw, out_shardings=sharding.replicated(experiment.mesh))
 
 
+def draws_attention(experiment: Experiment) -> bool:
+    """Whether the model has attention, and its weights for the images fit in memory."""
+    rows = -(-SHOWN // sharding.batch_shards(experiment.mesh))
+    needed = rows * attention_bytes(experiment.model)
+    if needed > MOST_ATTENTION:
+        log.warning(
+            "no pictures of attention: its weights for %d images would need %.1f GiB",
+            *(SHOWN, needed / 2**30),
+        )
+    return 0 < needed <= MOST_ATTENTION
+
+
 def make_draw(experiment: Experiment):
     """f(params, uint8 batch) -> (the pictures of `Objective.pictures`, uint8 [batch, H, W, 3] each;
     attention to each patch of the first view, float32 [batch, h, w], None without attention), on
@@ -66,9 +79,10 @@ def make_draw(experiment: Experiment):
     model = experiment.model
     objective = experiment.objective
     prepare = make_prepare(experiment)
+    has_attention = draws_attention(experiment)
 
     def attention(params, image):
-        if not has_attention(model):
+        if not has_attention:
             return None
         image = image if image.ndim == 4 else image[:, 0]
         return attention_map(model, intermediates(model, objective.of_model(params), image))

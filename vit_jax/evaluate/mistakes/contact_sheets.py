@@ -4,7 +4,6 @@ model looks.
 
 import io
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from vit_jax.data.picture_grid import Caption, Cell
 from vit_jax.distributed import sharding
 from vit_jax.evaluate.mistakes.records import Records
 from vit_jax.evaluate.splits import Split
-from vit_jax.figures.attention import attention_map
+from vit_jax.figures.attention import attention_bytes, attention_map
 from vit_jax.figures.overlay import overlay
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.intermediates import intermediates
@@ -39,14 +38,6 @@ class Look(NamedTuple):
 
     image: np.ndarray
     attention: np.ndarray | None
-
-
-def attention_bytes(model: Classifier) -> int:
-    """Of the attention weights of one image in float32; 0: the model has none."""
-    if model.architecture != "vit":
-        return 0
-    length = model.num_prefix + math.prod(model.grid)
-    return 4 * model.depth * model.num_heads * length**2
 
 
 def make_step(model: Classifier) -> Callable:
