@@ -1,4 +1,5 @@
-"""Runs `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both.
+"""Runs `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both, and write a
+page about it.
 
 python -m vit_jax.demo [--workdir=DIR]
 """
@@ -35,11 +36,13 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
         return module("evaluate", "evaluate.py:digits,test", *options, f"--out={folder}/evals")
 
     init_from = f"--config.init_from={pretrain}"
+    report = ["python", "-m", "vit_jax.report"]
     return [
         module("train", "demo.py", f"--workdir={pretrain}"),
         module("train", "demo_finetune.py", init_from, f"--workdir={finetune}"),
         evaluate(pretrain),
         evaluate(finetune),
+        [*report, str(pretrain), str(finetune), f"--out={workdir}/report.html"],
     ]
 
 
@@ -81,6 +84,7 @@ def report(workdir: pathlib.Path, seconds: float) -> None:
     print(printable(f"Workdirs:  {folders['pretrain']}  {folders['finetune']}"))
     print(printable(f"Figures:   {workdir / 'loss.png'}  {workdir / 'accuracy.png'}"))
     print(printable(f"Curves:    tensorboard --logdir={workdir}"))
+    print(printable(f"The page:  {workdir / 'report.html'}, with curves, mistakes and attention"))
 
 
 def add_arguments(parser, part: str) -> None:

@@ -287,6 +287,17 @@ def end(args, folder: epath.Path, outcome: report.Outcome) -> None:
     print(printable(f"The model: {folder / 'final'}"))
     for line in outcome.mistakes:
         print(printable(f"Mistakes:  {line}"))
+    write_page(folder)
+
+
+def write_page(folder: epath.Path) -> None:
+    """Writes the page of all runs, and says where; the results stand without it, too."""
+    from vit_jax import report as pages  # imports Bokeh
+
+    try:
+        print(printable(f"The page:  {pages.write([str(folder)])}"))
+    except Exception as error:  # every store has errors of its own
+        log.warning("%s has no page (%s)", folder, one_line(error)[:160])
 
 
 COMMAND = cli.Command(
