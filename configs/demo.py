@@ -15,7 +15,7 @@ def get_config():
     config.mixup = 0.3
     config.image_size = 24
     config.log_every = 10
-    config.pictures_every = 210
+    config.pictures_every = 211
     config.model = dict(
         variant="Ti/4", width=96, depth=4, mlp_dim=384, num_heads=3, pool="tok", posemb="learn"
     )

@@ -26,6 +26,6 @@ def get_config(objective: str = "mae"):
     if objective == "mae":
         config.mae = dict(decoder_width=64, decoder_depth=2, decoder_heads=2)
     config.evals = dict(knn=dict(type="knn", every=420, data=dict(split="val")))
-    config.pictures_every = 420
+    config.pictures_every = 421
     config.checkpoint = dict(keep_last=1)
     return config

@@ -19,6 +19,7 @@ from PIL import Image
 from vit_jax import config as configs
 from vit_jax import convert, demo, finetune, predict
 from vit_jax.evaluate import __main__ as evaluate
+from vit_jax.figures import __main__ as figures
 from vit_jax.train import __main__ as train
 from vit_jax.weights import published
 
@@ -217,6 +218,10 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     exec(snippet, scope)
     assert scope["model"].num_classes == 100 and scope["model"].image_size == (48, 48)
 
+    (command,) = [command for command in COMMANDS if "vit_jax.figures" in command]
+    assert figures.main(shlex.split(command)[3:]) == 0
+    assert pathlib.Path("demo_workdir/finetune/figures/embedding_filters.png").exists()
+
     (command,) = [command for command in COMMANDS if "vit_jax.convert" in command]
     assert convert.main(shlex.split(command)[3:]) == 0
     assert pathlib.Path("demo_workdir/timm/model.safetensors").exists()
@@ -242,7 +247,7 @@ def test_the_settings_for_people_from_elsewhere_are_keys():
 
 def test_links_in_the_documents_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"(?:\]\(|src=\")(?!https?:)([^)#\"]+)[)#\"]", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
