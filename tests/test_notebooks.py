@@ -33,7 +33,7 @@ def marked(path: pathlib.Path):
     return pytest.param(path, id=path.stem, marks=mark)
 
 
-@pytest.mark.parametrize("path", map(marked, NOTEBOOKS))
+@pytest.mark.parametrize("path", [marked(path) for path in NOTEBOOKS])
 def test_a_notebook_runs_and_shows_what_it_was_stored_with(path, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device and optimised programs, as at a user's
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
