@@ -301,3 +301,12 @@ def test_without_images_there_are_only_numbers(tmp_path):
         "images.jsonl",
         "summary.json",
     ]
+
+
+def test_a_summary_describes_the_files_beside_it(tmp_path):
+    """If writing ends in the middle, there is none, rather than one of an earlier evaluation."""
+    folder.write(tmp_path, {"images.jsonl": "old", "summary.json": "old"})
+    (tmp_path / "images.jsonl.tmp").mkdir()  # so that the file can't be replaced
+    with pytest.raises(OSError, match="directory"):
+        folder.write(tmp_path, {"images.jsonl": "new", "summary.json": "new"})
+    assert not (tmp_path / "summary.json").exists()

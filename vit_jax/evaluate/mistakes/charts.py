@@ -1,7 +1,6 @@
 """Charts of a classification as PNG: confusion matrix, worst pairs, reliability diagram."""
 
 import collections
-import io
 import warnings
 from collections.abc import Sequence
 
@@ -12,23 +11,22 @@ from matplotlib.font_manager import FontProperties
 from vit_jax.data import fonts
 from vit_jax.errors import printable
 from vit_jax.evaluate.mistakes import confusion
+from vit_jax.figures import drawings
 
 MOST_CLASSES = 30  # of a matrix that can be read
 WORST_CLASSES = 16  # of a matrix beside a list
 WORST_PAIRS = 20  # of the list
 LONGEST_NAME = 24  # characters
-DPI = 110
 PER_CLASS = 0.34  # inches of a row or column
 COLOR = "#4c72b0"
 
 
 def png(figure: Figure) -> bytes:
-    file = io.BytesIO()
+    """The file of a figure."""
     with warnings.catch_warnings():
         # A character may be in none of the fonts.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(file, format="png", dpi=DPI)
-    return file.getvalue()
+        return drawings.png(figure)
 
 
 def shortened(name: str) -> str:
