@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import MaxNLocator
 
 from vit_jax.data import fonts
 from vit_jax.errors import printable
@@ -84,6 +85,7 @@ def draw_pairs(axes, pairs: np.ndarray, class_names: Sequence[str]) -> None:
     axes.set_yticks(numbers, names)
     write_names(axes.get_yticklabels(), names)
     axes.set(xlabel="images", ylim=(len(pairs) - 0.4, -0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.12)
     axes.set_title("most frequent mistakes: true \u2192 predicted", fontsize=9)
 
@@ -155,4 +157,5 @@ def calibration_chart(found: dict, error: float) -> bytes:
     top.set_title(f"expected calibration error {error:.1%}", fontsize=9, pad=8)
     bottom.bar(low, found["count"][filled], width, align="edge", color=COLOR, edgecolor="white")
     bottom.set(xlabel="probability of the predicted class", ylabel="images")
+    bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     return png(figure)
