@@ -334,8 +334,8 @@ def score(
 
     Args:
       config, overrides: as `load_config` takes them; `init_from` has the weights.
-      out: a folder that shall describe where the model is wrong, local or gs://; docs/mistakes.md
-        says what is in it.
+      out: a folder, local or gs://, for what the model gets wrong; docs/mistakes.md says what is in
+        it.
 
     Returns:
       The metrics by name, such as "eval/test/top1".

@@ -1,5 +1,5 @@
-"""Runs `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both, and write a
-page about it.
+"""Runs `make demo`: pretrain on digits, fine-tune at a higher resolution, evaluate both, and write
+a page about it.
 
 python -m vit_jax.demo [--workdir=DIR]
 """

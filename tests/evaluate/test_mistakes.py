@@ -216,6 +216,14 @@ def test_classes_that_are_not_predicted_are_not_in_a_record():
     assert found.correct.tolist() == [True, False]
 
 
+def test_nothing_can_be_predicted_if_no_image_has_a_label():
+    label = np.full((3, 2), -1, np.int32)
+    among = np.zeros(4, bool)
+    found = recorded(np.eye(3, 4, dtype=np.float32), label, is_multi_label=True, among=among)
+    contents = folder.files(folder.About("val", "w", None, "abcd", str), found, {})
+    assert len(found) == 0 and '"count": 0' in contents["summary.json"]
+
+
 def test_probabilities_that_need_too_much_memory_are_left_out(monkeypatch):
     monkeypatch.setattr(records, "MOST_SCORES", 4 * 3 * 2 - 1)
     label = np.int32([[0, 1], [1, -1]])
@@ -301,3 +309,12 @@ def test_without_images_there_are_only_numbers(tmp_path):
         "images.jsonl",
         "summary.json",
     ]
+
+
+def test_a_summary_describes_the_files_beside_it(tmp_path):
+    """If writing ends in the middle, there is none, rather than one of an earlier evaluation."""
+    folder.write(tmp_path, {"images.jsonl": "old", "summary.json": "old"})
+    (tmp_path / "images.jsonl.tmp").mkdir()  # so that the file can't be replaced
+    with pytest.raises(OSError, match="directory"):
+        folder.write(tmp_path, {"images.jsonl": "new", "summary.json": "new"})
+    assert not (tmp_path / "summary.json").exists()

@@ -166,10 +166,12 @@ def test_weights_that_are_not_finite_are_not_described(weights, digits, tmp_path
 
 def test_a_folder_that_can_not_be_written_is_named_at_once(weights, digits, tmp_path, capsys):
     (tmp_path / "file").write_text("")
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied/val").write_text("")
     flags = [f"--config={digits}", f"--init_from={weights}"]
-    for out in ("file", "file/below"):
+    for out, named in (("file",) * 2, ("file/below",) * 2, ("occupied", "occupied/val")):
         assert evaluate.main([*flags, f"--out={tmp_path}/{out}"]) == 2
-        assert f"{out} can't be written" in last_error(capsys)
+        assert f"{named} can't be written" in last_error(capsys)
     assert evaluate.main([*flags, f"--out={tmp_path}/x", "--config.evals.val.type=knn"]) == 2
     assert "describes classifications, but config.evals has none" in last_error(capsys)
 

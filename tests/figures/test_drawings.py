@@ -1,6 +1,7 @@
 """Drawings have the numbers that they are given, for every shape that there may be."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -55,6 +56,13 @@ def test_maps_stand_beside_their_images(count, columns):
     width, height = size_of(figure)
     rows = -(-count // 4)
     assert abs(width - 110 * columns) < 2 and abs(height - 22 - 110 / 1.5 * rows) < 2
+
+
+def test_titles_of_narrow_images_do_not_overlap():
+    figure = drawings.rollouts(images(3, 224, 32), RNG.uniform(size=(3, 14, 2)))
+    figure.draw_without_rendering()
+    boxes = [panel.title.get_window_extent() for panel in figure.axes[:6]]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_maps_and_colors_of_one_patch():

@@ -32,6 +32,13 @@ def test_principal_components_are_those_of_scikit_learn(count, width):
     assert len(found) == min(4, count, width)
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_the_scale_of_vectors_does_not_matter(scale):
+    x = np.random.default_rng(0).normal(size=(9, 4))
+    found = vectors.principal_components(scale * x, 2)
+    np.testing.assert_allclose(found, vectors.principal_components(x, 2), atol=1e-8)
+
+
 def test_vectors_that_are_alike_or_alone_have_components_of_length_one():
     for x in (np.ones((5, 3)), np.zeros((1, 4))):
         found = vectors.principal_components(x, 2)

@@ -32,7 +32,7 @@ OF_IMAGES = OF_ATTENTION | OF_NORMS | OF_PATCHES
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Ten images in two folders, and what is none."""
+    """Ten images in two folders, and a file that is not an image."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "deep").mkdir()
     rng = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_numbers_of_images_in_small_batches(photos, tmp_path, monkeypatch, capsy
     given = [*paths[:2], str(bad), *paths[2:]]
     assert command.main([str(weights), *given, f"--out={tmp_path}/out"]) == 1
     error = last_error(capsys)
-    assert f"1 of the images can't be read, and are left out: {bad} can't be read" in error
+    assert f"1 of 11 images can't be read, and are left out: {bad} can't be read" in error
     assert drawn(tmp_path / "out") == OF_WEIGHTS | OF_IMAGES
 
     pretrained = vit_jax.from_pretrained(weights)
@@ -274,7 +274,7 @@ def test_sizes_that_are_refused(size, tmp_path, capsys):
 def test_images_that_all_are_broken(tmp_path, capsys):
     (tmp_path / "bad.png").write_bytes(b"nothing")
     assert command.main([WEIGHTS, f"{tmp_path}/bad.png", f"--out={tmp_path}/out"]) == 1
-    assert "1 of the images can't be read" in last_error(capsys)
+    assert "1 of 1 images can't be read" in last_error(capsys)
     assert drawn(tmp_path / "out") == OF_WEIGHTS
 
 

@@ -134,10 +134,10 @@ def test_pictures_are_side_by_side_and_large_enough():
     assert rows.shape == (3, 150, 2 * 120 + pictures.GAP, 3)
     assert (rows[:, :, :120] == 10).all() and (rows[:, :, -120:] == 20).all()
     sheet = np.asarray(Image.open(io.BytesIO(pictures.png(rows))))
-    assert sheet.shape == (150, 3 * 242 + 2 * pictures.GAP, 3)
-    assert (sheet[:, 244:486] == rows[1]).all()
+    assert sheet.shape == (150 + pictures.GAP, 3 * (242 + pictures.GAP), 3)
+    assert (sheet[:150, 244:486] == rows[1]).all()
     wide = np.concatenate([rows] * 2, axis=2)
-    assert Image.open(io.BytesIO(pictures.png(wide))).size == (484, 3 * 150 + 2 * pictures.GAP)
+    assert Image.open(io.BytesIO(pictures.png(wide))).size == (486, 3 * 152)
 
 
 def test_small_views_stand_at_the_top():

@@ -68,7 +68,7 @@ def add_arguments(parser, part: str) -> None:
         "--out",
         metavar="DIR",
         default="",
-        help="describe there where the model is wrong, in a folder for each classification",
+        help="where to write what the model gets wrong, in a folder for each classification",
     )
 
 

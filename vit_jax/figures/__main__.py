@@ -200,7 +200,7 @@ def work(args) -> None:
         skipped = draw(pretrained, paths, folder)
     if skipped:
         raise NegativeResult(
-            f"{len(skipped)} of the images can't be read, and are left out: "
+            f"{len(skipped)} of {len(paths)} images can't be read, and are left out: "
             f"{next(iter(skipped.values()))}"
         )
 

@@ -109,7 +109,9 @@ def tokens_read(model, num_prefix: int) -> slice:
 
 
 def attention_bytes(model) -> int:
-    """Of the attention weights of one image, of all layers in float32; 0: the model has none."""
+    """Bytes of the attention weights of one image, of all layers, in float32; 0 if the model has
+    none.
+    """
     if model.architecture != "vit":
         return 0
     length = model.num_prefix + math.prod(model.grid)

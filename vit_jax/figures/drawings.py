@@ -12,6 +12,7 @@ from vit_jax.figures.overlay import magnified, overlay
 DPI = 100
 CELL = 1.1  # inches, the longer side of a picture in a sheet
 TITLE = 0.22  # inches
+NARROWEST = 0.7  # inches, a column with a title
 SCALE = 1.1  # inches, beside a sheet
 GAP = 0.04  # between pictures, as a share of them
 PAIRS = 4  # in a row, each an image and a map beside it
@@ -96,7 +97,7 @@ def sheet(rows: list[list[np.ndarray]], titles: Sequence[str] = (), scale: str =
     """
     height, width = rows[0][0].shape[:2]
     inch = CELL / max(height, width)
-    inner = len(rows[0]) * width * inch
+    inner = len(rows[0]) * max(width * inch, NARROWEST if titles else 0)
     top = TITLE if titles else 0
     size = (inner + (SCALE if scale else 0), len(rows) * height * inch + top)
     figure = Figure(figsize=size)

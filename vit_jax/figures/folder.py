@@ -7,8 +7,8 @@ from etils import epath
 from matplotlib.figure import Figure
 
 from vit_jax import cli
-from vit_jax.cli import objects
-from vit_jax.errors import UserError, one_line, printable
+from vit_jax.cli import out_folder
+from vit_jax.errors import printable
 from vit_jax.figures.drawings import png
 
 NUMBERS = "numbers.npz"
@@ -24,19 +24,7 @@ class Folder:
         """
         self.path = path
         self.numbers: dict[str, np.ndarray] = {}
-        objects.must_be_reachable(path, f"--out={path}")
-        if "://" in path:  # a store needs no folders
-            return
-        try:
-            epath.Path(path).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self.error(error) from None
-
-    def error(self, error: OSError) -> UserError:
-        return UserError(
-            f"--out={self.path} can't be written ({error.strerror or one_line(error)}): choose "
-            "another folder"
-        )
+        out_folder.make(path)
 
     def add(self, name: str, figure: Figure, text: str, **numbers) -> None:
         """Writes NAME.png.
@@ -64,5 +52,5 @@ class Folder:
         try:
             cli.replace_file(path, content)
         except OSError as error:
-            raise self.error(error) from None
+            raise out_folder.write_error(self.path, error) from None
         print(printable(f"{path}: {text}"))

@@ -254,8 +254,7 @@ class VisionTransformer(Classifier):
         x = self.make_encoder()(x, grid, key, keep)
         self.sow("intermediates", "encoded", x)
         x = self.pooled(x)
-        name = (
-            "features" if self.pre_logits else "pre_logits"
-        )  # the name of a layer, if there is one
+        # A layer may have the name pre_logits.
+        name = "features" if self.pre_logits else "pre_logits"
         self.sow("intermediates", name, x.mean(axis=0) if self.distilled else x)
         return self.two_logits(x) if apart else self.logits(x)

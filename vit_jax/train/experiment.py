@@ -156,7 +156,7 @@ class Experiment:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What a step number means in epochs, images and FLOPs, for who reads the metrics."""
+        """What a step number means in epochs, images and FLOPs, for readers of the metrics."""
         params = jax.tree.leaves(self.abstract_state.params)
         return dict(
             total_steps=self.total_steps,

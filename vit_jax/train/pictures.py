@@ -12,7 +12,9 @@ from PIL import Image
 
 from vit_jax import cli
 from vit_jax.cli.spool import Files
+from vit_jax.data import picture_grid
 from vit_jax.data.augment.batch import make_preprocess
+from vit_jax.data.picture_grid import Cell
 from vit_jax.distributed import sharding
 from vit_jax.errors import one_line
 from vit_jax.figures.attention import attention_bytes, attention_map
@@ -111,15 +113,10 @@ def side_by_side(kinds: list[np.ndarray]) -> np.ndarray:
 
 def png(pictures: np.ndarray) -> bytes:
     """One image of all pictures, uint8 [n, H, W, 3], in rows from left to right."""
-    count, height, width, _ = pictures.shape
-    columns = min(count, max(1, SHEET_WIDTH // width))
-    rows = -(-count // columns)
-    margins = ((0, rows * columns - count), (0, GAP), (0, GAP), (0, 0))
-    cells = np.pad(pictures, margins, constant_values=255)
-    cells = cells.reshape(rows, columns, height + GAP, width + GAP, 3).swapaxes(1, 2)
-    sheet = cells.reshape(rows * (height + GAP), columns * (width + GAP), 3)
+    columns = max(1, SHEET_WIDTH // pictures.shape[2])
+    cells = [Cell(Image.fromarray(picture), ()) for picture in pictures]
     file = io.BytesIO()
-    Image.fromarray(sheet[:-GAP, :-GAP]).save(file, "png")
+    picture_grid.draw(cells, min(columns, len(cells)), GAP).save(file, "png")
     return file.getvalue()
 
 

@@ -1,34 +1,33 @@
 """Charts of a classification as PNG: confusion matrix, worst pairs, reliability diagram."""
 
 import collections
-import io
 import warnings
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import MaxNLocator
 
 from vit_jax.data import fonts
 from vit_jax.errors import printable
 from vit_jax.evaluate.mistakes import confusion
+from vit_jax.figures import drawings
 
 MOST_CLASSES = 30  # of a matrix that can be read
 WORST_CLASSES = 16  # of a matrix beside a list
 WORST_PAIRS = 20  # of the list
 LONGEST_NAME = 24  # characters
-DPI = 110
 PER_CLASS = 0.34  # inches of a row or column
 COLOR = "#4c72b0"
 
 
 def png(figure: Figure) -> bytes:
-    file = io.BytesIO()
+    """The file of a figure."""
     with warnings.catch_warnings():
         # A character may be in none of the fonts.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(file, format="png", dpi=DPI)
-    return file.getvalue()
+        return drawings.png(figure)
 
 
 def shortened(name: str) -> str:
@@ -86,6 +85,7 @@ def draw_pairs(axes, pairs: np.ndarray, class_names: Sequence[str]) -> None:
     axes.set_yticks(numbers, names)
     write_names(axes.get_yticklabels(), names)
     axes.set(xlabel="images", ylim=(len(pairs) - 0.4, -0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.12)
     axes.set_title("most frequent mistakes: true \u2192 predicted", fontsize=9)
 
@@ -157,4 +157,5 @@ def calibration_chart(found: dict, error: float) -> bytes:
     top.set_title(f"expected calibration error {error:.1%}", fontsize=9, pad=8)
     bottom.bar(low, found["count"][filled], width, align="edge", color=COLOR, edgecolor="white")
     bottom.set(xlabel="probability of the predicted class", ylabel="images")
+    bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     return png(figure)

@@ -127,8 +127,8 @@ def draw(
         color = "green" if records.correct[row] else "firebrick"
         captions = [
             Caption(picture_grid.ending(name, font, picture.width), "dimgrey"),
-            Caption(f"is {', '.join(labels)}"),
-            Caption(f"predicted {predicted}, {records.probability[row, 0]:.1%}", color),
+            Caption(f"true: {', '.join(labels)}"),
+            Caption(f"predicted: {predicted}, {records.probability[row, 0]:.1%}", color),
         ]
         cells.append(Cell(picture, captions))
     if not cells:

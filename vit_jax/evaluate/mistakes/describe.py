@@ -37,12 +37,16 @@ def write(
       weights, loaded: what was evaluated.
       params: those of `loaded`, on the mesh of `jax.set_mesh`.
     """
+    looks = {}
+    for name, found in records.items():
+        ids = found.id[folder.chosen(found)]
+        looks[name] = contact_sheets.looks(loaded.model, params, splits[name], ids)
+    # Only now, so that no process waits for process 0 in a computation if that can't write.
+    if jax.process_index() != 0:
+        return
     for name, found in records.items():
         split = splits[name]
-        ids = found.id[folder.chosen(found)]
-        looks = contact_sheets.looks(loaded.model, params, split, ids)
-        if jax.process_index() == 0:
-            names = class_names(weights, loaded, split)
-            about = folder.About(name, weights.path, weights.step, names, split.source.describe)
-            folder.write(epath.Path(out) / name, folder.files(about, found, looks))
-            log.info("what %s gets wrong in %s: %s/%s", weights.path, name, out, name)
+        names = class_names(weights, loaded, split)
+        about = folder.About(name, weights.path, weights.step, names, split.source.describe)
+        folder.write(epath.Path(out) / name, folder.files(about, found, looks[name]))
+        log.info("what %s gets wrong in %s: %s/%s", weights.path, name, out, name)

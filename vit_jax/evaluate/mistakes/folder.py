@@ -11,12 +11,14 @@ import numpy as np
 from etils import epath
 
 from vit_jax import cli
+from vit_jax.cli import out_folder
 from vit_jax.cli.csv_cell import cell
 from vit_jax.evaluate.mistakes import calibration, charts, confusion, contact_sheets, precision
 from vit_jax.evaluate.mistakes.contact_sheets import SHOWN, Look
 from vit_jax.evaluate.mistakes.records import Records
 
-MOST_PAIRS = 100  # of summary.json
+SUMMARY = "summary.json"
+MOST_PAIRS = 100  # of the summary
 
 
 class About(NamedTuple):
@@ -159,13 +161,17 @@ def files(about: About, records: Records, looks: dict[int, Look]) -> dict[str, s
     if len(records):
         result["calibration.png"] = charts.calibration_chart(found, about_all["ece"])
     # Last, so that a reader who finds it finds everything.
-    return result | {"summary.json": json.dumps(about_all, indent=1) + "\n"}
+    return result | {SUMMARY: json.dumps(about_all, indent=1) + "\n"}
 
 
 def write(folder: epath.Path, contents: dict[str, str | bytes | None]) -> None:
-    """Writes the files; one of an earlier evaluation that has no content now is removed."""
-    if "://" not in str(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Writes the files; one of an earlier evaluation that has no content now is removed.
+
+    Raises:
+      UserError: there can't be such a folder.
+    """
+    out_folder.make(str(folder))
+    (folder / SUMMARY).unlink(missing_ok=True)  # it would describe the files of two evaluations
     for name, content in contents.items():
         if content is None:
             (folder / name).unlink(missing_ok=True)

@@ -114,7 +114,7 @@ def collect(step: Callable, params, batches: Iterable[dict], num_examples: int) 
         if "scores" in found and 4 * found["scores"].shape[1] * num_examples > MOST_SCORES:
             del found["scores"]
         if "among" in batch:  # the others have probability 0
-            num_choices = int(batch["among"].sum())
+            num_choices = max(1, int(batch["among"].sum()))  # none if no image has a label
             found |= {name: found[name][:, :num_choices] for name in ("top", "probability")}
         part = {name: values[counts] for name, values in found.items()}
         parts.append(part | dict(id=start + np.flatnonzero(counts)))
