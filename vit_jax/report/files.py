@@ -8,14 +8,12 @@ import os
 from collections.abc import Callable
 
 from vit_jax.cli import objects, regular
-from vit_jax.errors import UserError, one_line, storage_problem
+from vit_jax.errors import one_line, storage_problem
 
 MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 def problem_of(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
     problem = storage_problem(error) or one_line(error)
     return (problem or type(error).__name__)[:200]
 
@@ -35,8 +33,8 @@ class Folder:
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}"
 
-    def note(self, name: str, error: Exception) -> None:
-        self.problems.append(f"{self.path_of(name)} can't be read: {problem_of(error)}")
+    def note(self, name: str, problem: str) -> None:
+        self.problems.append(f"{self.path_of(name)} can't be read: {problem}")
 
     def names(self) -> list[str]:
         """Files and folders directly in it, in alphabetical order; none if it does not exist."""
@@ -47,7 +45,7 @@ class Folder:
         except MISSING:
             return []
         except Exception as error:  # every store has errors of its own
-            self.note("", error)
+            self.note("", problem_of(error))
             return []
 
     def read(self, name: str) -> bytes | None:
@@ -61,7 +59,7 @@ class Folder:
         except MISSING:
             return None
         except Exception as error:  # every store has errors of its own
-            self.note(name, error)
+            self.note(name, problem_of(error))
             return None
 
     def parsed(self, name: str, parse: Callable[[str], object]):
@@ -74,11 +72,9 @@ class Folder:
         if content is None:
             return None
         try:
-            return parse(content.decode())
-        except UserError:
-            raise
+            return parse(content.decode(errors="replace"))
         except Exception as error:  # whatever a damaged file leads to
-            self.note(name, error)
+            self.note(name, problem_of(error))
             return None
 
     def json(self, name: str) -> dict:
