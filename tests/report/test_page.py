@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_a_gap_that_is_named(config, tmp_path):
     lines[5]["train/loss"] = float("inf")
     lines[7]["train/loss"] = 1e300  # which is infinite in float32
     found = read_page(workdirs.make_run(tmp_path / "run", config, lines))
-    assert "not finite in 2 lines, first at step 20" in found.text
+    assert "not finite: 2 of 20 values, the first at step 20" in found.text
 
 
 def test_a_loss_over_orders_of_magnitude_has_a_logarithmic_axis(config, tmp_path):
@@ -390,7 +390,7 @@ def test_lines_of_metrics_that_are_damaged_are_named_and_the_others_drawn(config
     (tmp_path / "run/metrics.jsonl").write_bytes(b"\n".join(lines))
     read = contents.read([folder])
     (problem,) = read.problems
-    assert problem.endswith("metrics.jsonl can't be read: line 4 and 1 more lines")
+    assert problem.endswith("metrics.jsonl has damaged lines: 2, the first is line 4")
     assert len(read.runs[0].series["train/loss"].step) == 17
 
 

@@ -118,7 +118,8 @@ def make_chart(key: str, runs: Sequence[Run], points: int) -> Chart:
         if bad.any():
             where = f"{run.label}: " if len(runs) > 1 else ""
             first = one.step[np.argmax(bad)]
-            notes.append(f"{where}not finite in {bad.sum():,} lines, first at step {first:,}")
+            share = f"{bad.sum():,} of {len(bad):,} values"
+            notes.append(f"{where}not finite: {share}, the first at step {first:,}")
         curves[i] = one.take(series.thin(one.value, points))
     return Chart(key, curves, notes)
 

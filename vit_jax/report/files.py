@@ -33,8 +33,8 @@ class Folder:
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}"
 
-    def note(self, name: str, problem: str) -> None:
-        self.problems.append(f"{self.path_of(name)} can't be read: {problem}")
+    def note(self, name: str, error: Exception) -> None:
+        self.problems.append(f"{self.path_of(name)} can't be read: {problem_of(error)}")
 
     def names(self) -> list[str]:
         """Files and folders directly in it, in alphabetical order; none if it does not exist."""
@@ -45,7 +45,7 @@ class Folder:
         except MISSING:
             return []
         except Exception as error:  # every store has errors of its own
-            self.note("", problem_of(error))
+            self.note("", error)
             return []
 
     def read(self, name: str) -> bytes | None:
@@ -59,7 +59,7 @@ class Folder:
         except MISSING:
             return None
         except Exception as error:  # every store has errors of its own
-            self.note(name, problem_of(error))
+            self.note(name, error)
             return None
 
     def parsed(self, name: str, parse: Callable[[str], object]):
@@ -74,7 +74,7 @@ class Folder:
         try:
             return parse(content.decode(errors="replace"))
         except Exception as error:  # whatever a damaged file leads to
-            self.note(name, problem_of(error))
+            self.note(name, error)
             return None
 
     def json(self, name: str) -> dict:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 from PIL import Image
 
-from vit_jax.report.files import Folder, problem_of
+from vit_jax.report.files import Folder
 
 BUDGET = 1_150_000  # bytes of all pictures of a page, before base64 adds a third
 LEAST = 12_000  # bytes of one picture; with less there is nothing to see
@@ -87,7 +87,7 @@ def embed(picture: Picture, content: bytes, most: int) -> int:
     try:
         kind, shown, picture.size = fitted(content, most)
     except Exception as error:  # of many types, whatever a damaged file leads to
-        picture.folder.note(picture.name, problem_of(error))
+        picture.folder.note(picture.name, error)
         return 0
     if not shown:
         picture.note = "left out: it is too large"

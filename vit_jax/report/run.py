@@ -138,8 +138,8 @@ def read_metrics(folder: Folder, first_step: int) -> dict[str, Series]:
     parsed = folder.parsed(METRICS, lambda text: parse_metrics(text, first_step))
     found, damaged = parsed or ({}, [])
     if damaged:
-        more = f" and {len(damaged) - 1:,} more lines" if damaged[1:] else ""
-        folder.note(METRICS, f"line {damaged[0]:,}{more}")
+        where = f"{len(damaged):,}, the first is line {damaged[0]:,}"
+        folder.problems.append(f"{folder.path_of(METRICS)} has damaged lines: {where}")
     return found
 
 
