@@ -118,14 +118,12 @@ def test_several_runs_are_compared(config, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = read_page(*paths, paths[0])  # one given twice is one
     assert (tmp_path / "report.html").exists()
+    page.write([paths[0], f"{paths[0]}/"])
+    assert (tmp_path / "a/run/report.html").exists()
     assert "2 runs" in found.text and "a/run" in found.texts and "b/run" in found.texts
     assert "optim.lr\n0.001\n0.5" in found.text and "seed\n0\n3" in found.text
-    assert (
-        "optim.name"
-        not in found.text.partition("What differs from the defaults")[0].partition(
-            "What differs between the runs"
-        )[2]
-    )
+    between = found.text.partition("What differs between the runs")[2]
+    assert "optim.name" not in between.partition("What differs from the defaults")[0]
 
 
 def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_path):
@@ -147,6 +145,23 @@ def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_pa
     assert factors["time"] == pytest.approx((3600, 3600))
 
 
+def test_a_run_without_the_time_of_its_steps_is_named(config, tmp_path):
+    lines = [{"step": step, "train/loss": 1 / step} for step in (1, 2)]
+    untimed = workdirs.make_run(tmp_path / "untimed", config, lines)
+    drawing = charts.Drawing(
+        contents.read([untimed, workdirs.make_run(tmp_path / "timed", config)]).runs
+    )
+    assert drawing.unknown() == ["time: untimed"]
+
+
+def test_long_names_of_runs_show_both_ends(config, tmp_path):
+    folders = [tmp_path / (first + "x" * 60 + last) for first, last in ("ab", "cb", "ad")]
+    runs = contents.read([workdirs.make_run(folder, config) for folder in folders]).runs
+    drawing = charts.Drawing(runs)
+    assert len({drawing.name(i) for i in range(3)}) == 3
+    assert max(len(drawing.name(i)) for i in range(3)) < 40
+
+
 def test_the_units_of_time_and_compute(config, tmp_path):
     lines = [{"step": 10**6, "perf/step_ms": 1e3, "a": 1.0}, {"step": 2 * 10**6, "a": 2.0}]
     sizes = workdirs.SIZES | dict(train_flops_per_image=10**11)
@@ -162,7 +177,7 @@ def test_what_is_not_finite_is_a_gap_that_is_named(config, tmp_path):
     lines[5]["train/loss"] = float("inf")
     lines[7]["train/loss"] = 1e300  # which is infinite in float32
     found = read_page(workdirs.make_run(tmp_path / "run", config, lines))
-    assert "not finite in 2 lines, first at step 20" in found.text
+    assert "not finite: 2 of 20 values, the first at step 20" in found.text
 
 
 def test_a_loss_over_orders_of_magnitude_has_a_logarithmic_axis(config, tmp_path):
@@ -185,6 +200,10 @@ def test_a_loss_over_orders_of_magnitude_has_a_logarithmic_axis(config, tmp_path
         (["/x/vit_jax/finetune.py", "photos"], "finetune photos"),
         (["/x/vit_jax/__main__.py", "vtab", "run"], "vtab run"),
         (["/usr/bin/vit_jax", "train", "--config=a.py"], "train --config=a.py"),
+        (["/me/vit_jax/vit_jax/finetune.py", "photos"], "finetune photos"),  # in a clone
+        (["/me/vit_jax/vit_jax/__main__.py", "vtab", "run"], "vtab run"),
+        (["/me/vit_jax/vit_jax/train/__main__.py"], "train"),
+        (["/usr/bin/vit_jax"], None),
         (["/home/me/vit_jax/my_experiment.py", "--x"], None),
         (["/x/ipykernel_launcher.py", "-f", "k.json"], None),
         ([""], None),
@@ -260,6 +279,17 @@ def test_a_fine_tuning(config, tmp_path):
     assert found.text.count("expected calibration error") == 1
 
 
+@pytest.mark.parametrize("tried", [3, {"0.01": "a"}, {"0.01": {}}, {"0.01": [1]}])
+def test_a_fine_tuning_that_is_damaged_or_has_just_begun(tried, tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "finetune.json").write_text(json.dumps(dict(about={}, tried=tried)))
+    about = dict(config=dict(checkpoint=dict(keep_best="")), rows=[[]])
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    found = read_page(tmp_path)
+    assert "Fine-tuning in" in found.text
+    assert "finetune.json can't be read" in found.text and "config.json can't be" in found.text
+
+
 def test_a_suite_of_vtab(config, tmp_path):
     root = tmp_path / "suite"
     root.mkdir()
@@ -312,9 +342,8 @@ def test_nothing_in_a_workdir_becomes_part_of_the_page(config, tmp_path):
 
 def test_secrets_of_addresses_are_not_shown(config, tmp_path):
     address = "https://me:hunter2@host/weights.npz"
-    found = read_page(workdirs.make_run(tmp_path / "run", config, command=["x", address]))
     words = ["/x/vit_jax/train/__main__.py", f"--config.init_from={address}"]
-    found = read_page(workdirs.make_run(tmp_path / "run2", config, command=words))
+    found = read_page(workdirs.make_run(tmp_path / "run", config, command=words))
     assert "hunter2" not in found.text and "https://...@host/weights.npz" in found.text
 
 
@@ -350,6 +379,27 @@ def test_damaged_files_cost_only_their_part(name, config, tmp_path):
     path.unlink()
     path.mkdir()
     assert "could not be read" in text()
+
+
+def test_lines_of_metrics_that_are_damaged_are_named_and_the_others_drawn(config, tmp_path):
+    lines = [json.dumps(line).encode() for line in workdirs.make_lines()]
+    lines[3] = b"\xff\xfe\x00"
+    lines[5] = b'{"step": 6'
+    lines[-1] = b'{"step": 7'  # which may be written at this moment
+    folder = workdirs.make_run(tmp_path / "run", config)
+    (tmp_path / "run/metrics.jsonl").write_bytes(b"\n".join(lines))
+    read = contents.read([folder])
+    (problem,) = read.problems
+    assert problem.endswith("metrics.jsonl has damaged lines: 2, the first is line 4")
+    assert len(read.runs[0].series["train/loss"].step) == 17
+
+
+def test_numbers_that_are_too_large(config, tmp_path):
+    folder = pathlib.Path(workdirs.make_run(tmp_path / "run", config))
+    (folder / "checkpoints" / ("9" * 30)).mkdir()
+    record = workdirs.START | dict(begun=9e11)  # in the year 30489
+    (folder / "goodput.json").write_text(json.dumps(dict(records=[record])))
+    assert "999,999,999" in read_page(folder).text
 
 
 def test_a_run_that_has_just_begun(config, tmp_path):

@@ -57,13 +57,7 @@ def smoothed(values: list[float], weight: float) -> list[float]:
 def test_five_runs_side_by_side(width, tiny, tmp_path):
     """A run that is hidden in one chart is hidden in all; names are text."""
     config = configs.load(tiny, [])
-    names = [
-        "a",
-        "b" * 200,
-        "<img src=x onerror=alert(1)>",
-        "\udcff😀",
-        "</script>".replace("/", "|"),
-    ]
+    names = ["a", "b" * 200, "<img src=x onerror=alert(1)>", "\udcff😀", "<!--<script>"]
     paths = [workdirs.make_run(tmp_path / name, config) for name in names]
     path = page.write(paths, str(tmp_path / "out.html"))
     act = "panels()[0].renderers[0].visible = false;" + CHOOSE_AXIS.format(3)

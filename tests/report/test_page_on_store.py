@@ -16,11 +16,13 @@ pytestmark = pytest.mark.slow
 # One process, which takes seconds to start.
 CODE = """
 import sys
+from vit_jax.cli import objects
 from vit_jax.report import __main__ as report
 
 local = sys.argv[1]
 codes = [report.main(["gs://bucket/run", f"--out={local}"])]
 assert "tensorflow" not in sys.modules
+assert objects.names("gs://bucket/run/figures/") == ["a.txt", "b"]
 codes += [report.main(["gs://bucket/empty"]), report.main(["gs://bucket/run"])]
 print(*codes)
 """
@@ -36,6 +38,9 @@ def test_a_run_on_a_store(tiny, tmp_path):
         for path in folder.rglob("*"):
             if path.is_file():
                 store.write(f"bucket/{path.relative_to(tmp_path)}", path.read_bytes())
+        # The first one stands for the folder, as Google's console makes it.
+        for name in ("", "b/c.txt", "a.txt", "b/d.txt"):
+            store.write(f"bucket/run/figures/{name}", b"")
         done = subprocess.run(
             [sys.executable, "-c", CODE, str(out)],
             env=os.environ | store.environment,

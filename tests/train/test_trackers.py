@@ -228,6 +228,18 @@ def test_a_tracker_that_fails_is_one_warning_and_the_others_go_on(method, error,
     assert type(error).__name__ in record.getMessage()
 
 
+def test_an_id_that_is_not_text_is_not_kept(begin, caplog, tmp_path):
+    class WithoutId(Kept):
+        def start(self, run_id):
+            pass
+
+    trackers = dict(bad=lambda: WithoutId([]), kept=lambda: Kept([]))
+    with caplog.at_level(logging.WARNING, "vit_jax"), begin(0, **trackers) as writer:
+        write(writer, 1)
+    assert "start() must return the id of the run, a str, not None" in caplog.text
+    assert json.loads((tmp_path / "run/trackers.json").read_text()) == {"my:kept": "first"}
+
+
 def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(begin, caplog, monkeypatch):
     monkeypatch.setattr(sender, "END_S", 0.05)
     monkeypatch.setattr(make, "END_S", 0.05)
@@ -275,6 +287,8 @@ def test_names_of_trackers_are_checked(tiny, tmp_path, monkeypatch, capsys):
     assert "trackers has 'wandbb', which is not one of wandb, mlflow, or MODULE:F" in last_error(
         capsys
     )
+    with pytest.raises(UserError, match=r"trackers has \{\}, which is not one of wandb"):
+        configs.load(tiny, ["--config.trackers=({},)"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no_tracker.py").write_text("class Table:\n    pass\n")
     with pytest.raises(UserError, match=r"no_tracker:Table is not a subclass of .*\.Tracker"):

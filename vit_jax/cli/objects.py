@@ -79,7 +79,8 @@ def names(folder: str) -> list[str]:
     end = prefix[:-1] + "0" if prefix else ""  # the character after "/"
     keys = store.list(ts.KvStore.KeyRange(prefix, end)).result()
     below = (key.decode("utf-8", "surrogateescape").removeprefix(prefix) for key in keys)
-    return sorted({name.partition("/")[0] for name in below})
+    # A console may have made an object that stands for the folder itself.
+    return sorted({name.partition("/")[0] for name in below} - {""})
 
 
 @functools.cache

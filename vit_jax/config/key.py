@@ -91,7 +91,7 @@ class Key:
 
     def check_own(self, names: tuple) -> tuple:
         for name in names:
-            if name not in self.choices and not is_own(name):
+            if not is_own(name) and not (isinstance(name, str) and name in self.choices):
                 what = f"one of {self.known()}" if self.choices else "MODULE:FUNCTION"
                 raise ValueError(f" has {name!r}, which is not {what}")
         return names

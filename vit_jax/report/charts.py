@@ -147,7 +147,8 @@ class Drawing:
 
     def name(self, index: int) -> str:
         label = printable(self.runs[index].label, "")
-        return label if len(label) <= LONGEST_NAME else f"...{label[-LONGEST_NAME:]}"
+        half = LONGEST_NAME // 2  # labels may differ at either end
+        return label if len(label) <= LONGEST_NAME else f"{label[:half]}...{label[-half:]}"
 
     def legend_columns(self) -> int:
         """How many names stand side by side in the narrowest chart."""

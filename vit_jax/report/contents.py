@@ -1,7 +1,9 @@
 """From paths to everything that a page shows."""
 
 import dataclasses
+import itertools
 import os
+import shlex
 from collections.abc import Sequence
 
 from vit_jax.data.sources.catalog import CATALOG
@@ -102,12 +104,12 @@ def nothing_in(folder: Folder, names: list[str]) -> str:
     problems = [line for line in folder.problems if line.startswith(f"{folder.path}/")]
     if problems:
         return f"{problems[0]}: correct the path, or make it readable"
-    inside = [name for name in names if run.is_workdir(folder.below(name).names())]
+    runs = (folder.path_of(name) for name in names if run.is_workdir(folder.below(name).names()))
+    inside = list(itertools.islice(runs, 4))  # the folder may be large
     where = f"{folder.path} has no run: "
     if inside:
-        some = ", ".join(folder.path_of(name) for name in inside[:3])
         more = ", ..." if inside[3:] else ""
-        return f"{where}give the folders of runs in it ({some}{more})"
+        return f"{where}give the folders of runs in it ({', '.join(inside[:3])}{more})"
     return (
         f"{where}give the workdir of vit_jax.train, vit_jax.finetune or vit_jax.vtab, after its "
         "start"
@@ -147,22 +149,22 @@ def labels(paths: Sequence[str]) -> list[str]:
 def commands(one: Run) -> list[tuple[str, str]]:
     """(what it does, command) to type for a run."""
     workdir = one.folder.path
-    words = settings.command_of(one.command)
-    found = [("Repeat it", settings.joined(words))] if words else []
+    repeat = settings.command_text(one.command)
+    found = [("Repeat it", repeat)] if repeat else []
     evaluate = evaluation_command(one)
     if evaluate:
         found.append(("Evaluate it, with confusion matrix and mistakes", evaluate))
     figures = ["python", "-m", "vit_jax.figures", workdir, "IMAGE", f"--out={workdir}/figures"]
-    found.append(("Figures of what it learned, over some images", settings.joined(figures)))
+    found.append(("Figures of what it learned, over some images", shlex.join(figures)))
     if one.flat.get("objective", "classify") == "classify":
         predict = ["python", "-m", "vit_jax.predict", f"--init_from={workdir}", "IMAGE_OR_FOLDER"]
-        found.append(("Apply it to images", settings.joined(predict)))
+        found.append(("Apply it to images", shlex.join(predict)))
     return found
 
 
 def page_command(paths: Sequence[str]) -> str:
-    """Makes the page again, with what is there then."""
-    return settings.joined(["python", "-m", "vit_jax.report", *paths])
+    """Makes the page again."""
+    return shlex.join(["python", "-m", "vit_jax.report", *paths])
 
 
 def evaluation_command(one: Run) -> str:
@@ -179,6 +181,6 @@ def evaluation_command(one: Run) -> str:
         return ""
     data = name if name in CATALOG else f"{name},{flat.get(f'{first}.split', '')}"
     words = [f"--config=configs/evaluate.py:{data}", f"--init_from={one.folder.path}"]
-    return settings.joined(
+    return shlex.join(
         ["python", "-m", "vit_jax.evaluate", *words, f"--out={one.folder.path}/evals"]
     )

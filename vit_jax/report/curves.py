@@ -118,34 +118,36 @@ def make_chart(key: str, runs: Sequence[Run], points: int) -> Chart:
         if bad.any():
             where = f"{run.label}: " if len(runs) > 1 else ""
             first = one.step[np.argmax(bad)]
-            notes.append(f"{where}not finite in {bad.sum():,} lines, first at step {first:,}")
+            share = f"{bad.sum():,} of {len(bad):,} values"
+            notes.append(f"{where}not finite: {share}, the first at step {first:,}")
         curves[i] = one.take(series.thin(one.value, points))
     return Chart(key, curves, notes)
 
 
 def axes_of(runs: Sequence[Run]) -> list[Axis]:
     """The horizontal axes for which at least one run says what is needed."""
-    batch = [run.size("batch_size") or np.nan for run in runs]
-    examples = [run.size("num_examples") or np.nan for run in runs]
-    flops = [run.size("train_flops_per_image") or np.nan for run in runs]
-    images = np.array(batch, float)
-    compute = images * np.array(flops, float)
-    last = np.array([run.last_step for run in runs])
-    hours = [one.hours[-1] for run in runs for one in run.series.values()]
+    images = sizes(runs, "batch_size")
+    compute = images * sizes(runs, "train_flops_per_image")
+    last = np.array([run.last_step for run in runs], float)
+    hours = np.array([run.hours for run in runs])
     flops_unit = unit(compute * last, COMPUTE_UNITS)
-    time_unit = unit(np.array(hours), TIME_UNITS)
-    ones = np.ones(len(runs))
+    time_unit = unit(hours, TIME_UNITS)
+    per_hour = np.where(np.isnan(hours), np.nan, 1 / time_unit)
+    time = f"training time, {TIME_UNITS[time_unit]}"
+    flops = f"training compute, {COMPUTE_UNITS[flops_unit]}"
     found = [
-        Axis("step", "steps", "step", "step", tuple(ones)),
-        Axis("epoch", "epochs", "epoch", "step", tuple(images / np.array(examples, float))),
+        Axis("step", "steps", "step", "step", (1.0,) * len(runs)),
+        Axis("epoch", "epochs", "epoch", "step", tuple(images / sizes(runs, "num_examples"))),
         Axis("image", "images", "images", "step", tuple(images)),
+        Axis("time", "time", time, "hours", tuple(per_hour)),
+        Axis("compute", "FLOPs", flops, "step", tuple(compute / flops_unit)),
     ]
-    if np.isfinite(hours).any():
-        label = f"training time, {TIME_UNITS[time_unit]}"
-        found.append(Axis("time", "time", label, "hours", tuple(ones / time_unit)))
-    label = f"training compute, {COMPUTE_UNITS[flops_unit]}"
-    found.append(Axis("compute", "FLOPs", label, "step", tuple(compute / flops_unit)))
     return [axis for axis in found if np.isfinite(axis.factors).any()]
+
+
+def sizes(runs: Sequence[Run], name: str) -> np.ndarray:
+    """float64 [runs]: `Run.size`; NaN if it is not known."""
+    return np.array([run.size(name) or np.nan for run in runs], float)
 
 
 def unit(values: np.ndarray, units: dict[float, str]) -> float:

@@ -8,14 +8,12 @@ import os
 from collections.abc import Callable
 
 from vit_jax.cli import objects, regular
-from vit_jax.errors import UserError, one_line, storage_problem
+from vit_jax.errors import one_line, storage_problem
 
 MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 def problem_of(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
     problem = storage_problem(error) or one_line(error)
     return (problem or type(error).__name__)[:200]
 
@@ -74,9 +72,7 @@ class Folder:
         if content is None:
             return None
         try:
-            return parse(content.decode())
-        except UserError:
-            raise
+            return parse(content.decode(errors="replace"))
         except Exception as error:  # whatever a damaged file leads to
             self.note(name, error)
             return None

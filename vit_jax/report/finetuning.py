@@ -26,14 +26,16 @@ def is_finetuning(names: list[str]) -> bool:
     return FINAL in names or "finetune.json" in names or any(map(TRIAL.fullmatch, names))
 
 
-def parse_trials(text: str) -> dict[str, float | None]:
-    return {str(lr): value for lr, value in json.loads(text)["tried"].items()}
+def parse_trials(text: str) -> list[list[str]]:
+    """(learning rate, result) of every trial run."""
+    tried = json.loads(text)["tried"]
+    return [[lr, "not finite" if value is None else f"{value:.4g}"] for lr, value in tried.items()]
 
 
 def parse_recipe(text: str) -> tuple[list[list[str]], str]:
     """The rows (what, choice, why) of the recipe, and the metric that decided."""
     recipe = json.loads(text)
-    rows = [[str(cell) for cell in row] for row in recipe["rows"]]
+    rows = [[str(what), str(choice), str(why)] for what, choice, why in recipe["rows"]]
     keep_best = recipe["config"]["checkpoint"]["keep_best"]
     return rows, keep_best if keep_best.startswith(f"eval/{trials.HELD_OUT}/") else trials.KEY
 
@@ -47,14 +49,13 @@ def read(folder: Folder, label: str) -> tuple[Finetuning, list[Run]]:
         for name in [*([FINAL] if FINAL in names else []), *rates]
         if run.is_workdir(folder.below(name).names())
     ]
-    tried = folder.parsed("finetune.json", parse_trials) or {}
-    rows = [[lr, "not finite" if value is None else f"{value:.4g}"] for lr, value in tried.items()]
+    tried = folder.parsed("finetune.json", parse_trials) or []
     # There is no recipe if the user gave a config.
     choices, metric = folder.parsed("config.json", parse_recipe) or ([], trials.KEY)
     return (
         Finetuning(
             path=folder.path,
-            trials=Table(["learning rate", f"{metric} of the trial run"], rows),
+            trials=Table(["learning rate", f"{metric} of the trial run"], tried),
             choices=Table(["what", "choice", "why"], choices),
         ),
         runs,

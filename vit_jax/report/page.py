@@ -34,7 +34,7 @@ def write(paths: Sequence[str], out: str | None = None) -> epath.Path:
       UserError: one of `paths` has no run, or `out` can't be written.
     """
     contents = reading.read(paths)
-    path = epath.Path(out or default_out(paths)).expanduser()
+    path = epath.Path(out or default_out(contents.paths)).expanduser()
     try:
         cli.replace_file(path, html(contents))
     except Exception as error:  # every store has errors of its own
@@ -48,7 +48,7 @@ def write(paths: Sequence[str], out: str | None = None) -> epath.Path:
 
 
 def default_out(paths: Sequence[str]) -> str:
-    return f"{paths[0].rstrip('/')}/{NAME}" if len(paths) == 1 else NAME
+    return f"{paths[0]}/{NAME}" if len(paths) == 1 else NAME
 
 
 def html(contents: Contents) -> str:

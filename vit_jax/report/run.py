@@ -14,7 +14,8 @@ from vit_jax.report.files import Folder, parse_lines
 from vit_jax.report.series import Series
 from vit_jax.train import goodput, metrics
 
-FILES = ("config.json", "metrics.jsonl", goodput.FILE)  # one of them makes a folder a workdir
+METRICS = "metrics.jsonl"
+FILES = ("config.json", METRICS, goodput.FILE)  # one of them makes a folder a workdir
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +53,11 @@ class Run:
         steps = [int(one.step[-1]) for one in self.series.values()]
         steps += [int(start["last_step"]) for start in self.starts[-1:]]
         return max([*steps, *self.checkpoints], default=0)
+
+    @property
+    def hours(self) -> float:
+        """Hours of training until the last line of metrics; NaN if they are not known."""
+        return max((float(one.hours[-1]) for one in self.series.values()), default=math.nan)
 
     def size(self, name: str) -> float | None:
         """An entry of `Experiment.sizes`; runs of older versions have only what the config says."""
@@ -116,7 +122,7 @@ def read(folder: Folder, label: str, is_main: bool = True) -> Run:
         folder=folder,
         label=label,
         record=folder.parsed("config.json", parse_record) or {},
-        series=folder.parsed("metrics.jsonl", lambda text: parse_metrics(text, first_step)) or {},
+        series=read_metrics(folder, first_step),
         starts=starts,
         checkpoints=sorted(int(name) for name in names if name.isdecimal()),
         holder=lock.parse(folder.read(lock.FILE) or b""),
@@ -127,9 +133,24 @@ def read(folder: Folder, label: str, is_main: bool = True) -> Run:
     )
 
 
-def parse_metrics(text: str, first_step: int) -> dict[str, Series]:
-    lines = [line for line in map(metrics.parse, text.splitlines()) if line is not None]
-    return series.from_lines(lines, first_step) if lines else {}
+def read_metrics(folder: Folder, first_step: int) -> dict[str, Series]:
+    """See `series.from_lines`; lines that can't be read are left out, and noted."""
+    parsed = folder.parsed(METRICS, lambda text: parse_metrics(text, first_step))
+    found, damaged = parsed or ({}, [])
+    if damaged:
+        where = f"{len(damaged):,}, the first is line {damaged[0]:,}"
+        folder.problems.append(f"{folder.path_of(METRICS)} has damaged lines: {where}")
+    return found
+
+
+def parse_metrics(text: str, first_step: int) -> tuple[dict[str, Series], list[int]]:
+    """The metrics, and the numbers of damaged lines. The last line may be incomplete: it is being
+    written, or the run was killed.
+    """
+    lines = [metrics.parse(line) for line in text.splitlines()]
+    damaged = [number for number, line in enumerate(lines[:-1], 1) if line is None]
+    complete = [line for line in lines if line is not None]
+    return series.from_lines(complete, first_step) if complete else {}, damaged
 
 
 def parse_record(text: str) -> dict:
@@ -152,5 +173,8 @@ def parse_left_out(text: str) -> list[dict]:
 
 
 def date(seconds: float | None) -> str:
-    """A Unix time such as "2026-11-23 21:07 UTC"; "" for None."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds else ""
+    """A Unix time such as "2026-11-23 21:07 UTC"; "" for None and for what is not a date."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds else ""
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return ""

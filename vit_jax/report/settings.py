@@ -17,17 +17,13 @@ def command_of(words: Sequence[str]) -> list[str]:
 
     `python -m vit_jax.train`, `python -m vit_jax train` and `vit_jax train` are the same.
     """
-    if not words:
+    program, *arguments = words or [""]
+    folder, name = os.path.split(os.path.splitext(program)[0].removesuffix("/__main__"))
+    if name == PACKAGE and arguments:
+        name = arguments.pop(0)
+    elif os.path.basename(folder) != PACKAGE:
         return []
-    parts = os.path.splitext(words[0])[0].split("/")
-    names = [part for part in parts[-3:] if part != "__main__"]
-    names = names[names.index(PACKAGE) + 1 :] if PACKAGE in names else ["", ""]
-    arguments = list(words[1:])
-    if not names and arguments:
-        names = [arguments.pop(0)]
-    if len(names) != 1 or not is_module(names[0]):
-        return []
-    return ["python", "-m", f"{PACKAGE}.{names[0]}", *arguments]
+    return ["python", "-m", f"{PACKAGE}.{name}", *arguments] if is_module(name) else []
 
 
 def is_module(name: str) -> bool:
@@ -35,14 +31,9 @@ def is_module(name: str) -> bool:
     return name.isidentifier() and importlib.util.find_spec(f"{PACKAGE}.{name}") is not None
 
 
-def joined(words: Sequence[str]) -> str:
-    """Words in one line for a shell."""
-    return shlex.join(words)
-
-
 def command_text(words: Sequence[str]) -> str:
     """The command in one line for a shell; "" if a run was begun from Python."""
-    return joined(command_of(words))
+    return shlex.join(command_of(words))
 
 
 def begun_from(words: Sequence[str]) -> str:

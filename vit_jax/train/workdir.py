@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -220,16 +219,19 @@ def claim(
     config,
     fingerprint: str,
     teacher: str = "",
-    sizes: Mapping = types.MappingProxyType({}),
+    sizes: Mapping | None = None,
 ) -> None:
-    """Writes config.json: the resolved config, what the training data and the teacher are,
-    `Experiment.sizes`, devices, versions, commit and command.
+    """Writes config.json: the resolved config, what the training data and the teacher are, sizes,
+    devices, versions, commit and command.
+
+    Args:
+      sizes: `Experiment.sizes`; None for what is not one run.
     """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     if teacher:
         record["teacher_fingerprint"] = teacher
     if sizes:
-        record["sizes"] = dict(sizes)
+        record["sizes"] = sizes
     record |= dict(
         devices=dict(
             kind=jax.devices()[0].device_kind,

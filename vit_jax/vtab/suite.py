@@ -278,6 +278,7 @@ def run(config, folder: epath.Path, names: Sequence[str]) -> dict:
         suite = Suite(config, mesh)
         sharding.check_model(suite.model, mesh)
         workdir.claim(folder, config, "vtab")
+        results.publish()  # until the first task is done, all that have no result are pending
         run_tasks(suite, share(todo, jax.process_index(), jax.process_count()), results)
     while results.missing(names):
         watchdog.progress.mark("the runs of other processes")

@@ -75,7 +75,7 @@ class MLflow(Tracker):
             self.client.log_batch(self.run_id, params=params[start : start + MOST])
 
     def last_step(self) -> int:
-        """The one before the last that the store has, for of that it may lack some metrics."""
+        """The step before the last one in the store, which may lack some metrics of the last."""
         return max(self.sent.values(), default=0) - 1
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ from vit_jax.train.trackers.tracker import Tracker
 log = logging.getLogger("vit_jax.train")
 
 LONGEST = 10_000  # calls that may wait for a tracker
-END_S = 15  # that the end of a run waits for all trackers
+END_S = 15  # seconds that the end of a run waits for all trackers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Sender:
         tracker = self.make()
         before = self.run_ids.get(self.name)
         run_id = tracker.start(before)
+        if not isinstance(run_id, str):
+            raise TypeError(f"start() must return the id of the run, a str, not {run_id!r}")
         self.run_ids.set(self.name, run_id)
         last = tracker.last_step()
         if last is None:
