@@ -1,17 +1,18 @@
 """The folder that --out names, for a command that writes several files."""
 
+import errno
 import pathlib
 import tempfile
 
 from vit_jax.cli import objects
 from vit_jax.errors import UserError, one_line
 
+REASONS = {errno.EEXIST: "it is a file", errno.ENOTDIR: "a part of the path is a file"}
+
 
 def write_error(folder: str, error: OSError) -> UserError:
-    return UserError(
-        f"--out={folder} can't be written ({error.strerror or one_line(error)}): choose another "
-        "folder"
-    )
+    reason = REASONS.get(error.errno) or error.strerror or one_line(error)
+    return UserError(f"--out={folder} can't be written ({reason}): choose another folder")
 
 
 def make(folder: str) -> None:

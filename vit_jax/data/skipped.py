@@ -18,9 +18,9 @@ RECENT = 1_000  # examples; if more than half of so many are skipped, something 
 
 
 def short_reason(error: Exception) -> str:
-    """TensorFlow's message, without the places in its graph."""
+    """TensorFlow's message, without the places in its graph and the type of our own errors."""
     text = re.sub(r"\{\{[^}]*\}\}|\[\[.*| \[Op:.*", "", one_line(error)).split(" Traceback ")[0]
-    return re.sub(r".*Iterator::\S+: ", "", text).strip()[:160]
+    return re.sub(r".*Iterator::\S+: |^\s*ValueError: ", "", text).strip()[:160]
 
 
 class Skipped(dict):

@@ -98,7 +98,7 @@ def draw_attention(
     text = f"mean attention distance by layer and head (images: {measurements.count})"
     folder.add("attention_distance", drawings.distance(by_head, uniform), text, distance=by_head)
     image = arrays["image"]
-    text = "attention rollout of the first images"
+    text = f"attention rollout (images: {len(image)})"
     rollout = arrays["rollout"]
     folder.add("attention_rollout", drawings.rollouts(image, rollout), text, rollout=rollout)
     where = "attention pooling" if model.pool == "map" else "the last layer"
@@ -156,12 +156,16 @@ def draw(pretrained: Pretrained, paths: list[str], folder: Folder) -> dict[int, 
 
 
 def list_images(images: list[str]) -> list[str]:
-    """The given images, and those below the given folders."""
+    """The given images, and those below the given folders. Those that are drawn come first, and
+    are spread evenly over all: the first files of a folder are often of one class.
+    """
     from vit_jax.data.sources import file_list, ignored
 
     paths, listing = file_list.load(images)
     ignored.report(", ".join(images), listing.ignored)
-    return paths
+    drawn = np.linspace(0, len(paths) - 1, min(of_images.SHOWN, len(paths))).round().astype(int)
+    rest = np.setdiff1d(np.arange(len(paths)), drawn)
+    return [paths[i] for i in (*drawn, *rest)]
 
 
 def size(text: str) -> tuple[int, int]:

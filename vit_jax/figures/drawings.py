@@ -67,7 +67,7 @@ def norms(by_token: np.ndarray, prefix: Sequence[tuple[str, int]]) -> Figure:
     bins = np.histogram_bin_edges(by_token[:, -1], BINS)
     low = patches.min(axis=(0, 2))
     high = patches.max(axis=(0, 2))
-    left.fill_between(layers, low, high, alpha=0.25, label="patches, least to largest")
+    left.fill_between(layers, low, high, alpha=0.25, label="patches, smallest to largest")
     left.plot(layers, np.median(patches, axis=(0, 2)), label="patches, median")
     right.hist(patches[:, -1].ravel(), bins, label="patches")
     for i, ((name, _), values) in enumerate(zip(prefix, others, strict=True), 1):
