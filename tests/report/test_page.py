@@ -12,7 +12,7 @@ from conftest import last_error
 
 from vit_jax import config as configs
 from vit_jax.report import __main__ as command
-from vit_jax.report import charts, contents, curves, page, settings
+from vit_jax.report import charts, contents, curves, evaluations, page, settings
 from vit_jax.train.recipe import held_out
 from vit_jax.vtab import report as vtab
 
@@ -69,12 +69,18 @@ def test_one_run(config, tmp_path):
     low, high = held_out.interval(0.9, 360)
     assert f"90.00% ({low:.1%} to {high:.1%}, 360 images)" in text
     assert "expected calibration error\n2.00%" in text
+    assert "top-5" not in text  # of 3 classes
     assert "one\ntwo\n7\ntwo\nzero\n3" in text  # the worst pairs
-    assert "goodput\n60.0%" in text and "step 50; 100" in text
+    assert "goodput\n60.0%" in text and "steps 50; 100" in text
     assert "where the model looks, step 100" in text and "a b" in text
     assert "data/skipped 0" in text
     images = [attributes["src"] for tag, attributes in found.tags if tag == "img"]
     assert len(images) == 5 and all(src.startswith("data:image/") for src in images)
+
+
+def test_top5_of_more_than_five_classes():
+    numbers, _ = evaluations.parse(json.dumps(workdirs.SUMMARY | dict(num_classes=10)))
+    assert ["top-5", "99.00%"] in numbers.rows
 
 
 def test_nothing_comes_from_a_network(config, tmp_path):

@@ -78,6 +78,8 @@ def parse(text: str) -> tuple[Table, Table]:
     if summary.get("top1") is not None:
         top1 = summary["top1"]
         rows.append(["top-1", f"{top1:.2%}{interval_text(top1, summary.get('count'))}"])
+    if summary.get("num_classes", 0) <= 5:
+        summary.pop("top5", None)  # always 100 %
     for name, (key, form) in NUMBERS.items():
         if summary.get(key) is not None:
             rows.append([name, form.format(summary[key])])

@@ -11,9 +11,9 @@ from vit_jax.train.console import duration
 
 # Row -> (metric, form, unit) of the median over all lines.
 SPEEDS = {
-    "images per second": ("perf/images_per_sec", "{:,.0f}"),
+    "images per second": ("perf/images_per_sec", "{:,.1f}"),
     "images per second and device": ("perf/images_per_sec_per_chip", "{:,.1f}"),
-    "step": ("perf/step_ms", "{:,.1f} ms"),
+    "step": ("perf/step_ms_p50", "{:,.1f} ms"),
     "slowest 5 % of the steps, from": ("perf/step_ms_p95", "{:,.1f} ms"),
     "wait for data": ("perf/data_wait", "{:.1%} of the time of the steps"),
     "model FLOPs utilisation": ("perf/mfu", "{:.1%}"),
@@ -71,15 +71,15 @@ def checkpoints(run: Run) -> str:
         return ""
     if len(steps) > 2 * SHOWN:
         steps = [*steps[:SHOWN], f"... ({len(steps) - 2 * SHOWN:,} more)", *steps[-SHOWN:]]
-    return f"step {'; '.join(steps)}"
+    return f"{'step' if len(steps) == 1 else 'steps'} {'; '.join(steps)}"
 
 
 def skipped(run: Run) -> str:
     if not run.skipped:
         return ""
     lines = [f"{entry.get('name')}: {entry.get('reason')}"[:300] for entry in run.skipped[:SHOWN]]
-    lines += ["..."] if len(run.skipped) > SHOWN else []
-    return f"{len(run.skipped):,} in skipped.jsonl, of them\n" + "\n".join(lines)
+    first = f", the first {SHOWN}" if len(run.skipped) > SHOWN else ""
+    return "\n".join([f"{len(run.skipped):,} in skipped.jsonl{first}:", *lines])
 
 
 def left_out(run: Run) -> str:
