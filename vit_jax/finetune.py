@@ -147,7 +147,8 @@ def best(tried: dict[float, float | None], metric: str = trials.KEY) -> float:
     finite = {lr: result for lr, result in tried.items() if result is not None}
     if not finite:
         raise NegativeResult(
-            "loss or gradients were not finite with any of the learning rates: try lower ones"
+            "loss or gradients were not finite with any of the learning rates: try lower ones with "
+            "--lrs, or check the images with vit_jax.data check"
         )
     choice = min if metric.endswith("/loss") else max
     return choice(finite, key=finite.get)

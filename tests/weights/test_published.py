@@ -104,13 +104,18 @@ def test_names_of_timm_are_on_the_hub(name, repository):
 
 @pytest.mark.parametrize(
     "word",
-    ["B/16", "B_16", "ViT-B/16", "ViT-B_16", "vit_b_16", "ViTB16", "vit-base-16", "B_16.npz"],
+    ["B/16", "B_16", "ViT-B/16", "ViT-B_16", "vit_b_16", "ViTB16", "vit-base-16"],
 )
 def test_a_model_is_answered_with_its_weights(word):
     with pytest.raises(UserError, match=f"^{word} is the name of a model, not of weights") as error:
         pretrained.read(word)
     for name in ("imagenet21k/ViT-B_16", "augreg/B_16", "augreg/B_16-384", "sam/ViT-B_16"):
         assert f" {name}" in str(error.value)
+
+
+def test_a_missing_file_with_the_name_of_a_model():
+    with pytest.raises(UserError, match=r"^B_16.npz does not exist as a file.* augreg/B_16,"):
+        pretrained.read("B_16.npz")
 
 
 @pytest.mark.parametrize(

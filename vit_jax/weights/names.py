@@ -76,9 +76,10 @@ def source_of(word: str) -> str | None:
         return f"{HUB}{hub}"
     names = published.files_of_model(word)
     if len(names) > 1:
-        raise UserError(
-            f"{word} is the name of a model, not of weights: choose one of {listed(names)}"
-        )
+        is_what = "is the name of a model, not of weights"
+        if word.endswith(FILES):
+            is_what = "does not exist as a file, nor as the name of weights"
+        raise UserError(f"{word} {is_what}: choose one of {listed(names)}")
     if names:
         log.info("%s is %s, its only published weights", word, names[0])
         return published.address(published.PATHS[names[0]])
