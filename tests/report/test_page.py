@@ -283,6 +283,8 @@ def test_a_fine_tuning(config, tmp_path):
     runs = contents.read([str(root)]).runs
     assert [run.label for run in runs] == ["final", "lr_0.003", "lr_0.01"]
     assert found.text.count("expected calibration error") == 1
+    both = contents.read([str(root), workdirs.make_run(tmp_path / "run", config)])
+    assert page.title(both) == "2 runs"
 
 
 @pytest.mark.parametrize("tried", [3, {"0.01": "a"}, {"0.01": {}}, {"0.01": [1]}])

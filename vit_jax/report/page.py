@@ -92,13 +92,12 @@ def embedded(drawing: Drawing | None) -> tuple[Markup, list[Markup]]:
 
 
 def title(contents: Contents) -> str:
-    if contents.suites and not contents.runs:
+    count = len(contents.paths)
+    if len(contents.suites) == count:
         return f"VTAB-1k: {names([suite.path for suite in contents.suites])}"
-    if contents.finetunings:
+    if len(contents.finetunings) == count:
         return f"Fine-tuning: {names([tuning.path for tuning in contents.finetunings])}"
-    if len(contents.runs) == 1:
-        return f"Run {contents.runs[0].label}"
-    return f"{len(contents.runs)} runs"
+    return f"{count} runs" if count > 1 else f"Run {names(contents.paths)}"
 
 
 def names(paths: Sequence[str]) -> str:
