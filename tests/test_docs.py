@@ -19,7 +19,6 @@ from PIL import Image
 from vit_jax import config as configs
 from vit_jax import convert, demo, finetune, predict
 from vit_jax.evaluate import __main__ as evaluate
-from vit_jax.figures import __main__ as figures
 from vit_jax.train import __main__ as train
 from vit_jax.weights import published
 
@@ -201,6 +200,7 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     assert demo.main([f"--workdir={tmp_path}/demo_workdir"]) == 0
     out = capfd.readouterr().out
     assert "test top-1" in out and "loss.png" in out and "accuracy.png" in out
+    assert (tmp_path / "demo_workdir/finetune/figures/embedding_filters.png").exists()
     page = tmp_path / "demo_workdir/report.html"
     assert out.splitlines()[-1].startswith(f"The page:  {page}")
     assert page.read_text().count("data:image/") >= 10  # mistakes and attention of both stages
@@ -217,10 +217,6 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     scope = {}
     exec(snippet, scope)
     assert scope["model"].num_classes == 100 and scope["model"].image_size == (48, 48)
-
-    (command,) = [command for command in COMMANDS if "vit_jax.figures" in command]
-    assert figures.main(shlex.split(command)[3:]) == 0
-    assert pathlib.Path("demo_workdir/finetune/figures/embedding_filters.png").exists()
 
     (command,) = [command for command in COMMANDS if "vit_jax.convert" in command]
     assert convert.main(shlex.split(command)[3:]) == 0

@@ -36,12 +36,14 @@ def commands(workdir: pathlib.Path) -> list[list[str]]:
         return module("evaluate", "evaluate.py:digits,test", *options, f"--out={folder}/evals")
 
     init_from = f"--config.init_from={pretrain}"
+    figures = ["python", "-m", "vit_jax.figures"]
     report = ["python", "-m", "vit_jax.report"]
     return [
         module("train", "demo.py", f"--workdir={pretrain}"),
         module("train", "demo_finetune.py", init_from, f"--workdir={finetune}"),
         evaluate(pretrain),
         evaluate(finetune),
+        [*figures, str(finetune), f"--out={finetune}/figures"],
         [*report, str(pretrain), str(finetune), f"--out={workdir}/report.html"],
     ]
 
