@@ -140,7 +140,8 @@ def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_pa
     assert [axis.name for axis in curves.axes_of(runs)] == ["step", "image", "time"]
     assert runs[0].size("total_steps") == 12
     read = contents.read([old, new])
-    assert "for epochs: old" in page.html(read) and "for FLOPs: old" in page.html(read)
+    text = page.html(read)
+    assert "over this axis: epochs: old" in text and "over this axis: FLOPs: old" in text
     runs = read.runs
     factors = {axis.name: axis.factors for axis in curves.axes_of(runs)}
     assert factors["step"] == (1, 1) and factors["image"] == (64, 64)

@@ -102,7 +102,7 @@ def draw_attention(
     rollout = arrays["rollout"]
     folder.add("attention_rollout", drawings.rollouts(image, rollout), text, rollout=rollout)
     where = "attention pooling" if model.pool == "map" else "the last layer"
-    text = f"where each head of {where} looks for what the classifier reads"
+    text = f"attention of each head of {where}, from the tokens that the classifier reads"
     heads = arrays["heads"]
     folder.add("attention_heads", drawings.heads(image, heads), text, heads=heads)
 

@@ -12,8 +12,6 @@ KINDS = {
     "inputs": "inputs after augmentation",
     "": "what the objective predicts",
     "attention": "where the model looks",
-    "filters": "filters of the patch embedding",
-    "positions": "similarity of position embeddings",
 }
 NAME = re.compile(r"(\d{1,15})(?:_(\w+))?\.png")
 
