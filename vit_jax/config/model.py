@@ -69,6 +69,7 @@ MODEL = together(state=True, keys=MODEL) | dict(
     attention=key("auto", "how attention is computed", {
         "auto": "by tokens, platform and dtype",
         "einsum": "memory grows with the square of the tokens",
+        "short": "TPU, up to some 600 tokens",
         "splash": "TPU", "cudnn": "NVIDIA", "blockwise": "any platform"}),
 )
 # fmt: on

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
-from vit_jax.models.ops.dense import dense
+from vit_jax.models.ops.dense import Dense
 
 LAYERS = 3
 normal = nn.initializers.normal(0.02)
@@ -57,10 +57,10 @@ class DinoHead(nn.Module):
     def __call__(self, x):
         # With these names, tensor parallelism splits the first two layers as those of an MLP block.
         for i in range(LAYERS - 1):
-            x = dense(self.width, self.dtype, name=f"Dense_{i}", kernel_init=normal)(x)
+            x = Dense(self.width, self.dtype, name=f"Dense_{i}", kernel_init=normal)(x)
             x = nn.gelu(x, approximate=False)
         last = f"Dense_{LAYERS - 1}"
-        x = dense(self.bottleneck, self.dtype, name=last, kernel_init=normal)(x)
+        x = Dense(self.bottleneck, self.dtype, name=last, kernel_init=normal)(x)
         return Prototypes(self.prototypes, self.dtype, name="prototypes")(x)
 
 

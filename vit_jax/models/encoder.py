@@ -19,7 +19,7 @@ from vit_jax.models.dropout import (
 )
 from vit_jax.models.mlp import MlpBlock
 from vit_jax.models.ops.attention import attend
-from vit_jax.models.ops.dense import HeadProjection, output_projection, xavier
+from vit_jax.models.ops.dense import HeadProjection, OutputProjection, xavier
 from vit_jax.models.ops.einsum import attention_weights, weighted
 from vit_jax.models.ops.layer_norm import LayerNorm
 from vit_jax.models.ops.tpu_layout import in_memory
@@ -98,7 +98,7 @@ class MultiHeadDotProductAttention(nn.Module):
         else:
             y = attend(query, key, value, self.dtype, self.softmax_dtype, self.attention)
         y = checkpoint_name(y, "attended")
-        return output_projection(x.shape[-1], self.dtype, name="out")(y)
+        return OutputProjection(x.shape[-1], self.dtype, name="out")(y)
 
     def project(self, name: str, x):
         """[batch, length, embed] -> [batch, length, heads, kv]."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError
 from vit_jax.models import posemb
 from vit_jax.models.encoder import Encoder, fields_of, select_patches
-from vit_jax.models.ops.dense import dense, xavier
+from vit_jax.models.ops.dense import Dense, xavier
 from vit_jax.models.vit import VisionTransformer
 
 DECODER = "decoder"  # the parameters beside those of the ViT
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
         """`restore`: int32 [batch, patches], the position of every patch among those that are
         kept, followed by those that are hidden.
         """
-        x = dense(self.width, self.dtype, name="embedding", kernel_init=xavier)(x)
+        x = Dense(self.width, self.dtype, name="embedding", kernel_init=xavier)(x)
         mask = self.param("mask", small_normal, (1, 1, self.width))
         num_hidden = self.num_prefix + restore.shape[1] - x.shape[1]
         hidden = jnp.broadcast_to(mask.astype(x.dtype), (len(x), num_hidden, self.width))
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         names = ("depth", "mlp_dim", "num_heads", "num_prefix", "gelu", "ln_eps", "dtype")
         names += ("softmax_dtype", "attention", "remat", "remat_names")
         x = Encoder(**fields_of(self, *names), posemb="learn", name="Transformer")(x, self.grid)
-        head = dense(self.outputs, self.dtype, name="head", kernel_init=xavier)
+        head = Dense(self.outputs, self.dtype, name="head", kernel_init=xavier)
         return head(x[:, self.num_prefix :]).astype(jnp.float32)
 
 

@@ -13,7 +13,7 @@ from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.dropout import droppath
-from vit_jax.models.ops.dense import dense, patch_embedding
+from vit_jax.models.ops.dense import Dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 
@@ -25,9 +25,9 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        y = dense(self.mlp_dim, self.dtype)(x)
+        y = Dense(self.mlp_dim, self.dtype)(x)
         y = sharding.constrain(y, "batch", None, "mlp")
-        return dense(x.shape[-1], self.dtype)(nn.gelu(y, approximate=True))
+        return Dense(x.shape[-1], self.dtype)(nn.gelu(y, approximate=True))
 
 
 class MixerBlock(nn.Module):

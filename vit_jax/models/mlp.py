@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.distributed import sharding
 from vit_jax.models.dropout import HIDDEN, MLP, dropout
 from vit_jax.models.ops.activation import activate
-from vit_jax.models.ops.dense import dense, xavier
+from vit_jax.models.ops.dense import Dense, xavier
 
 # gelu: two layers with a GELU between them. swiglu (arXiv 2002.05202): the first layer's output is
 # multiplied by the SiLU of a gate, a third layer.
@@ -46,5 +46,5 @@ class MlpBlock(nn.Module):
         y = sharding.constrain(y, "batch", "length", "mlp")
         return checkpoint_name(y.astype(self.dtype), "hidden")
 
-    def layer(self, name: str, features: int) -> nn.Dense:
-        return dense(features, self.dtype, name=name, kernel_init=xavier, bias_init=small)
+    def layer(self, name: str, features: int) -> Dense:
+        return Dense(features, self.dtype, xavier, small, name=name)

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import encoder, mlp, posemb, resnet
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.ops import attention
-from vit_jax.models.ops.dense import dense, patch_embedding
+from vit_jax.models.ops.dense import Dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token;
@@ -222,7 +222,7 @@ class VisionTransformer(Classifier):
         if self.fc_norm:
             x = LayerNorm(self.ln_eps, self.dtype, name="fc_norm")(x)
         if self.pre_logits:
-            x = jnp.tanh(dense(self.pre_logits, self.dtype, name="pre_logits")(x))
+            x = jnp.tanh(Dense(self.pre_logits, self.dtype, name="pre_logits")(x))
         return x
 
     def logits(self, x):

@@ -12,11 +12,17 @@ from vit_jax.models.ops.blockwise import blockwise
 from vit_jax.models.ops.cpu_attention import cpu_attention
 from vit_jax.models.ops.cudnn import cudnn
 from vit_jax.models.ops.einsum import einsum
+from vit_jax.models.ops.short_attention import block_width, short_attention
 from vit_jax.models.ops.splash import splash
 
 # Ways to compute attention; `choose` resolves "auto".
-ATTENTIONS = ("auto", "einsum", "splash", "cudnn", "blockwise")
-LINEAR_MEMORY = {"splash": splash, "cudnn": cudnn, "blockwise": blockwise}
+ATTENTIONS = ("auto", "einsum", "short", "splash", "cudnn", "blockwise")
+LINEAR_MEMORY = {
+    "short": short_attention,
+    "splash": splash,
+    "cudnn": cudnn,
+    "blockwise": blockwise,
+}
 # The most tokens for which "auto" takes einsum. On one v5e, forward and backward, heads of 64: the
 # scheduled cycles of einsum with a bfloat16 softmax are 0.7 times those of splash at 324 tokens,
 # 1.2 at 400, 1.4 at 576 and 2.2 at 1,369. On CPUs, blockwise takes half the time of einsum at 576.
@@ -36,10 +42,39 @@ def cudnn_refuses(dtype, width: int) -> str:
     return ""
 
 
-def check_platform(way: str, query, platform: str) -> None:
+def split(shape) -> PartitionSpec:
+    """How the mesh splits [batch, length, heads, kv]: an axis whose devices do not divide it, such
+    as the one example of an initialisation, is not split.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def fitting(size, axes):
+        count = math.prod(mesh.shape[name] for name in sharding.mesh_axes(axes))
+        return axes if size % count == 0 else None
+
+    return PartitionSpec(*map(fitting, shape, sharding.spec("batch", "length", "heads", "kv")))
+
+
+def is_short(query, key) -> bool:
+    """Whether `short_attention` takes the heads that each device has of the sequences."""
+    shape = query.shape
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        shape = jax.NamedSharding(mesh, split(shape)).shard_shape(shape)
+    _, length, heads, kv = shape
+    return block_width(length, key.shape[1], heads * kv, kv, query.dtype.itemsize) > 0
+
+
+def check_platform(way: str, query, key, platform: str) -> None:
     """Raises UserError if that way does not run on the platform."""
-    if way == "splash" and platform != "tpu":
-        raise UserError(f"attention=splash runs on TPUs, not on {platform}: use auto or blockwise")
+    if way in ("short", "splash") and platform != "tpu":
+        raise UserError(f"attention={way} runs on TPUs, not on {platform}: use auto or blockwise")
+    if way == "short" and not is_short(query, key):
+        raise UserError(
+            f"attention=short holds the scores on the chip, which {query.shape[1]} queries and "
+            f"{key.shape[1]} keys of {query.shape[2]} heads of {query.shape[3]} channels in "
+            f"{jnp.dtype(query.dtype).name} exceed: use auto or splash"
+        )
     if way != "cudnn":
         return
     if platform != "cuda":
@@ -65,11 +100,13 @@ def choose(way: str, query, key, platform: str) -> str:
     Raises:
       UserError: `way` does not run on the platform.
     """
-    check_platform(way, query, platform)
+    check_platform(way, query, key, platform)
     if query.shape[1] == 1:
         return "einsum"
     if way != "auto":
         return way
+    if platform == "tpu" and is_short(query, key):
+        return "short"
     if query.shape[1] * key.shape[1] <= EINSUM_UP_TO**2:
         return "einsum"
     if platform == "tpu":
@@ -83,19 +120,11 @@ def on_every_device(function, *arrays):
     """Calls `function` on each device with its own examples and heads of arrays [batch, length,
     heads, kv].
 
-    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's. An axis whose devices do not
-    divide it, such as the one example of an initialisation, is computed by all of them.
+    XLA can split neither a Pallas kernel nor, in all cases, cuDNN's.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if jax.sharding.get_abstract_mesh().empty:
         return function(*arrays)
-
-    def fitting(size, axes):
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        return axes if size % math.prod(mesh.shape[name] for name in names) == 0 else None
-
-    axes = sharding.spec("batch", "length", "heads", "kv")
-    spec = PartitionSpec(*map(fitting, arrays[0].shape, axes))
+    spec = split(arrays[0].shape)
     # Pallas does not declare over which axes its outputs vary, so that check cannot pass.
     return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
 
