@@ -26,14 +26,15 @@ def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None
 
     Threefry gives the same booleans on every mesh. XLA does not split the draws of other
     generators: each chip would draw for the whole batch. So with those each device draws its own
-    part with its own key. And it draws bytes, which rounds the probability to 1/256: L/16 with
-    dropout on v5e:8x8 needs 12.6 GiB per chip with bytes, and 14.2 with floats.
+    part with its own key. And it draws 16 bits, which rounds the probability to 1/65536, because in
+    memory they lie as bfloat16 does: the MLP of L/16 with 64 images on v5e takes 5.95 Mcycles
+    without dropout, 5.97 with 16 bits, 6.40 with 8 and 7.54 with 32.
     """
     mesh = jax.sharding.get_abstract_mesh()
     parts = sharding.spec(*axes)
     if mesh.empty or "threefry" in str(jax.random.key_impl(key)):
         return jax.random.bernoulli(key, probability, shape), probability
-    threshold = min(max(round(256 * probability), 1), 255)
+    threshold = min(max(round(2**16 * probability), 1), 2**16 - 1)
 
     def draw(key):
         for part in parts:
@@ -43,10 +44,10 @@ def bernoulli(key, probability: float, shape: tuple[int, ...], *axes: str | None
             math.prod(mesh.shape[axis] for axis in sharding.mesh_axes(part)) for part in parts
         ]
         local = tuple(size // count for size, count in zip(shape, shards, strict=True))
-        return jax.random.bits(key, local, np.uint8) < threshold
+        return jax.random.bits(key, local, np.uint16) < threshold
 
     split_draw = jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)
-    return split_draw(key), threshold / 256
+    return split_draw(key), threshold / 2**16
 
 
 def dropout(x, rate: float, noise: dict | None, index: int, last: str = "embed"):
