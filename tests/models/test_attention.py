@@ -15,11 +15,14 @@ from vit_jax import config as configs
 from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
 from vit_jax.errors import UserError
-from vit_jax.models.ops import attention, blockwise, einsum, splash
+from vit_jax.models.ops import attention, blockwise, einsum, short_attention, splash
 from vit_jax.weights import scan_layout
 
-interpreted = functools.partial(splash.splash, interpret=True)
-WAYS = dict(blockwise=blockwise.blockwise, splash=interpreted)
+WAYS = dict(
+    blockwise=blockwise.blockwise,
+    short=functools.partial(short_attention.short_attention, interpret=True),
+    splash=functools.partial(splash.splash, interpret=True),
+)
 
 
 def inputs(
@@ -69,10 +72,32 @@ def test_several_blocks_of_queries_and_keys_equal_einsum(way, monkeypatch):
     monkeypatch.setattr(blockwise, "KEY_BLOCK", 150)
     monkeypatch.setattr(splash, "MAX_ROWS", 512)
     monkeypatch.setattr(splash, "MAX_TILE", 2**15)
+    monkeypatch.setattr(short_attention, "MAX_REGISTERS", 256)
     if way == "splash":
         assert splash.splash_blocks(300, 300, 4) == (512, 512, 256, 256, 128)
-    arrays = inputs(300, 64)
+    arrays = inputs(300, 64, heads=4)
+    if way == "short":
+        assert short_attention.block_width(300, 300, 256, 64, 4) == 128
     assert_close(outputs(WAYS[way], *arrays), outputs(reference, *arrays), 1e-5)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 32), (3, 64), (8, 80), (2, 104), (3, 200)])
+def test_short_heads_may_share_registers_or_take_several(heads, width):
+    """Of 128 channels: a head is a part of one, lies in two, or takes more than one."""
+    arrays = inputs(20, width, heads=heads, other=11)
+    assert_close(outputs(WAYS["short"], *arrays), outputs(reference, *arrays), 1e-5)
+
+
+def test_a_step_of_short_takes_as_many_heads_as_fit():
+    """Of the models of the papers with 224 and 384 pixels; 0 if a sequence is too long."""
+    widths = functools.partial(short_attention.block_width, itemsize=2)
+    assert widths(197, 197, 1024, 64) == 1024
+    assert widths(577, 577, 1024, 64) == 128
+    assert widths(257, 257, 1280, 80) == 640  # the fewest heads of 80 that fill registers
+    assert widths(256, 256, 1408, 88) == 1408
+    assert widths(197, 197, 192, 64) == 192
+    assert widths(785, 785, 1024, 64) == 0
+    assert widths(577, 577, 1280, 80) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -92,7 +117,9 @@ def test_bfloat16_is_as_precise_as_einsum():
             assert np.abs(one - wanted).max() <= 2 * np.abs(other - wanted).max()
 
 
-@pytest.mark.parametrize(("way", "batch"), [("blockwise", 8), ("splash", 8), ("splash", 1)])
+@pytest.mark.parametrize(
+    ("way", "batch"), [("blockwise", 8), ("short", 8), ("short", 1), ("splash", 8), ("splash", 1)]
+)
 def test_every_device_computes_its_own_examples_and_heads(way, batch):
     """On a mesh, also with one example, which does not divide: the same numbers, and no device
     talks to another.
@@ -158,9 +185,10 @@ CHOICES = {
 def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
     shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in (196, 256, 576, 1370)]
     chosen = CHOICES[platform, dtype]
+    short = "short" if platform == "tpu" else "einsum"
     assert [attention.choose("auto", x, x, platform) for x in shapes] == [
-        "einsum",
-        "einsum",
+        short,
+        short,
         chosen,
         chosen,
     ]
@@ -241,7 +269,7 @@ def test_weights_are_still_there_when_asked_for(options):
     )
     image = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     held, logits = {}, {}
-    for way in ("einsum", "blockwise", "splash"):
+    for way in ("einsum", "blockwise", "short", "splash"):
         model = vit_jax.create_model(**sizes, attention=way)
         if way == "einsum":
             params = jax.jit(model.init)(jax.random.key(0), image)["params"]
@@ -260,6 +288,13 @@ def test_what_cannot_run_is_named(tmp_path):
         UserError, match="attention=splash runs on TPUs, not on cpu: use auto or blockwise"
     ):
         model.init(jax.random.key(0), image)
+    x = jax.ShapeDtypeStruct((8, 785, 16, 64), jnp.bfloat16)
+    with pytest.raises(
+        UserError,
+        match="attention=short holds the scores on the chip, which 785 queries and 785 keys of 16 "
+        "heads of 64 channels in bfloat16 exceed: use auto or splash",
+    ):
+        attention.choose("short", x, x, "tpu")
     model = vit_jax.create_model("Ti/16", image_size=16, attention="cudnn", dtype="bfloat16")
     with pytest.raises(
         UserError,
@@ -277,7 +312,7 @@ def test_what_cannot_run_is_named(tmp_path):
         vit_jax.create_model("Ti/16", width=400, num_heads=4, attention="cudnn", dtype="bfloat16")
     with pytest.raises(
         UserError,
-        match="attention 'flash' is unknown: use one of auto, einsum, splash, cudnn, block",
+        match="attention 'flash' is unknown: use one of auto, einsum, short, splash, cudnn",
     ):
         vit_jax.create_model("Ti/16", attention="flash")
     path = tmp_path / "config.py"
@@ -289,6 +324,6 @@ def test_what_cannot_run_is_named(tmp_path):
     assert configs.load(str(path), ["--config.model.dtype=bfloat16"]).model.attention == "cudnn"
     with pytest.raises(
         UserError,
-        match=r"model\.attention='flash' is not one of auto, einsum, splash, cudnn, blockwise",
+        match=r"model\.attention='flash' is not one of auto, einsum, short, splash, cudnn, blockwise",
     ):
         configs.load(str(path), ["--config.model.attention=flash"])

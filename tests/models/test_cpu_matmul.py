@@ -2,6 +2,7 @@
 rounding gives.
 """
 
+import math
 import re
 
 import flax.linen as nn
@@ -46,18 +47,27 @@ def test_a_product_and_its_gradients_are_those_of_rounded_operands(sizes):
     assert_within(of_kernel, x.T, gradient)
 
 
-@pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
-def test_flaxs_layers_take_the_product(axes):
+LAYERS = {
+    "dense": (nn.Dense(7), dense.Dense(7, jnp.bfloat16), 1),
+    "heads": (nn.DenseGeneral((3, 4)), dense.HeadProjection(3, 4, jnp.bfloat16), 1),
+    "out": (nn.DenseGeneral(7, (-2, -1)), dense.OutputProjection(7, jnp.bfloat16), 2),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_those_of_flax_by_that_product(name):
+    """With its parameters, of the same names and shapes."""
+    flax, ours, axes = LAYERS[name]
     x = draw(2, 5, 4, 6)
-    layers = [
-        nn.DenseGeneral(7, axis=axes, **options) for options in ({}, dense.product(jnp.bfloat16))
-    ]
-    params = layers[0].init(jax.random.key(0), x)
-    truth, found = (layer.apply(params, x) for layer in layers)
+    params = flax.init(jax.random.key(0), x)
+    shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+    params["params"]["bias"] += draw(*params["params"]["bias"].shape)
+    truth, found = (layer.apply(params, x) for layer in (flax, ours))
     assert found.dtype == jnp.float32
-    rows = x.reshape(-1, *params["params"]["kernel"].shape[:-1])
-    kernel = np.abs(params["params"]["kernel"]).reshape(-1, 7)
-    bound = BOTH * (np.abs(rows.reshape(len(rows), -1)) @ kernel).reshape(truth.shape)
+    inner = math.prod(x.shape[-axes:])
+    kernel = np.abs(params["params"]["kernel"]).reshape(inner, -1)
+    bound = BOTH * (np.abs(x.reshape(-1, inner)) @ kernel).reshape(truth.shape)
     assert (np.abs(found - truth) <= bound).all()
 
 

@@ -10,7 +10,7 @@ import pytest
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed import sharding
 from vit_jax.models import encoder
-from vit_jax.models.ops import attention
+from vit_jax.models.ops import attention, short_attention
 
 pytestmark = pytest.mark.plan
 
@@ -46,38 +46,56 @@ def placed(mesh, shape, dtype, *axes):
     )
 
 
-# A length that makes one block, one that makes two; widths of H, g and G; what float32 adds to the
-# memory of a kernel.
+# For splash a length that makes one block, and one that makes two; widths of H, g and G; what
+# float32 adds to the memory of a kernel. For `short` the longest sequences, and the widest blocks.
 @pytest.mark.parametrize(
-    ("length", "width", "dtype"),
-    [(600, 80, "bfloat16"), (1370, 104, "bfloat16"), (1370, 88, "float32"), (2305, 64, "bfloat16")],
+    ("way", "length", "heads", "width", "dtype"),
+    [
+        ("splash", 700, 4, 80, "bfloat16"),
+        ("splash", 1370, 4, 104, "bfloat16"),
+        ("splash", 1370, 4, 88, "float32"),
+        ("splash", 2305, 4, 64, "bfloat16"),
+        ("short", 640, 4, 64, "float32"),
+        ("short", 600, 4, 80, "bfloat16"),
+        ("short", 257, 32, 80, "float32"),
+        ("short", 256, 32, 104, "bfloat16"),
+    ],
 )
-def test_auto_takes_splash_which_every_device_computes_alone(devices, length, width, dtype):
+def test_auto_takes_a_kernel_which_every_device_computes_alone(
+    devices, way, length, heads, width, dtype
+):
     mesh = meshes.make_mesh(dict(replica=1, data=2, fsdp=1, tensor=2), devices)
     function = lambda x: attention.attend(x, x, x, x.dtype, jnp.float32)  # noqa: E731
-    program = compiled(
-        function, mesh, placed(mesh, (2, length, 4, width), dtype, "batch", "length", "heads", "kv")
-    )
+    x = placed(mesh, (2, length, heads, width), dtype, "batch", "length", "heads", "kv")
+    program = compiled(function, mesh, x)
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
+    assert text.count("short_attention/pallas_call") >= 2 * (way == "short")
+    assert (short_attention.NAME in text) == (way == "short")
     assert not any(f" {word}(" in text for word in COLLECTIVES)
     # Of either example and head, the scores alone are length^2 float32: einsum holds several of
     # those.
-    assert program.memory_analysis().temp_size_in_bytes < 2 * length * length * 4 + 16 * 2**20
+    limit = heads // 2 * length * length * 4 + 16 * 2**20
+    assert program.memory_analysis().temp_size_in_bytes < limit
 
 
-def test_a_scanned_and_rematerialised_encoder_takes_splash_and_much_less_memory(devices):
+@pytest.mark.parametrize("rows", [20, 24])
+def test_a_scanned_and_rematerialised_encoder_takes_a_kernel_and_much_less_memory(devices, rows):
+    """`short` for 600 tokens, splash for 720."""
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
-    x = placed(mesh, (256, 600, 256), jnp.bfloat16, "batch", "length", "embed")
+    length = 30 * rows
+    x = placed(mesh, (256, length, 256), jnp.bfloat16, "batch", "length", "embed")
     temporary = {}
     for way in ("auto", "einsum"):
         layers = encoder.Encoder(
             2, 256, 4, posemb="none", scan=True, remat="full", dtype=jnp.bfloat16, attention=way
         )
-        params = jax.eval_shape(layers.init, jax.random.key(0), jnp.zeros((1, 600, 256)), (20, 30))
+        params = jax.eval_shape(
+            layers.init, jax.random.key(0), jnp.zeros((1, length, 256)), (rows, 30)
+        )
         params = jax.tree.map(lambda leaf: placed(mesh, leaf.shape, leaf.dtype), params)
         program = compiled(
-            lambda x, params, layers=layers: layers.apply(params, x, (20, 30)), mesh, x, params
+            lambda x, params, layers=layers: layers.apply(params, x, (rows, 30)), mesh, x, params
         )
         assert ("tpu_custom_call" in program.as_text()) == (way == "auto")
         temporary[way] = program.memory_analysis().temp_size_in_bytes
@@ -90,7 +108,8 @@ def test_no_square_of_scores_is_copied_with_128_images_per_chip(devices):
     """
     mesh = meshes.make_mesh(dict(replica=1, data=4, fsdp=1, tensor=1), devices)
     x = placed(mesh, (4 * 128, 197, 768), jnp.bfloat16, "batch", "length", "embed")
-    layers = encoder.Encoder(2, 3072, 12, posemb="none", dtype=jnp.bfloat16)
+    options = dict(posemb="none", dtype=jnp.bfloat16, attention="einsum")
+    layers = encoder.Encoder(2, 3072, 12, **options)
     params = jax.eval_shape(layers.init, jax.random.key(0), jnp.zeros((1, 197, 768)), (14, 14))
     params = jax.tree.map(lambda leaf: placed(mesh, leaf.shape, leaf.dtype), params)
     text = compiled(lambda x, params: layers.apply(params, x, (14, 14)), mesh, x, params).as_text()

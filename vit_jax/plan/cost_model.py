@@ -144,15 +144,22 @@ def num_shards(spec, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for group in axes for axis in group)
 
 
+def way_of_attention(config, stack: Stack) -> str:
+    """The way in which a TPU computes attention in a stack, "" if it has none."""
+    if not stack.num_heads:
+        return ""
+    if config.model.posemb == "relative":
+        return "einsum"
+    shape = (1, stack.length, stack.num_heads, stack.width // stack.num_heads)
+    x = jax.ShapeDtypeStruct(shape, config.model.dtype)
+    return attention.choose(config.model.attention, x, x, "tpu")
+
+
 def layer_bytes(one: Sketch, stack: Stack) -> float:
     """Bytes per token and layer that are saved for the backward pass."""
     settings = one.config.model
     itemsize = jnp.dtype(settings.dtype).itemsize
-    keeps_scores = (
-        settings.remat == "none"
-        and stack.length <= attention.EINSUM_UP_TO
-        and settings.attention in ("auto", "einsum")
-    )
+    keeps_scores = settings.remat == "none" and way_of_attention(one.config, stack) == "einsum"
     scores = itemsize * stack.num_heads * 128 * math.ceil(stack.length / 128)
     multiple = SAVED[settings.remat, settings.scan and stack.may_scan]
     if stack.num_heads and settings.remat != "full":

@@ -8,8 +8,9 @@ UNSEEN = (
     "These are estimates by the TPU compiler and a model of the network, not measurements: nothing "
     "was run. They do not include waiting for data, checkpoints and evaluation, stragglers, the "
     "real clock rate, or how well transfers overlap: low is the chip's limit with full overlap, "
-    "high is the compiler's cycle count with none. The compiler does not count splash attention's "
-    "kernels: they are assumed to reach 40 % of the chip's peak."
+    "high is the compiler's cycle count with none. The compiler does not count the kernels of "
+    "attention: those of short sequences take the bundles that it schedules for them, without "
+    "stalls, and splash attention is assumed to reach 40 % of the chip's peak."
 )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from vit_jax.distributed import hardware
 from vit_jax.errors import NegativeResult, UserError
-from vit_jax.models.ops import attention
 from vit_jax.plan import cost_model
 from vit_jax.plan.compilation import GIB
 from vit_jax.plan.suggestions import MARGIN, changed, lines
@@ -15,7 +14,7 @@ from vit_jax.train.experiment import Experiment
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)
 MICROBATCHES = (1, 2, 4, 8)
-ATTENTION = ("einsum", "splash")  # for more tokens than "auto" chooses einsum for
+ATTENTION = ("einsum", "splash")  # for more tokens than the other ways take
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
 
 
@@ -25,9 +24,10 @@ def settings(experiment: Experiment):
     replicas = experiment.mesh.shape["replica"]
     slices = len({hardware.slice_index(device) for device in experiment.mesh.devices.flat})
     layers = (False, True) if experiment.model.can_stack else (False,)
-    tokens = experiment.model.grid[0] * experiment.model.grid[1]
-    is_long = experiment.model.num_heads and tokens > attention.EINSUM_UP_TO
-    kinds = ATTENTION if is_long else (experiment.config.model.attention,)
+    kinds = (experiment.config.model.attention,)
+    ways = {cost_model.way_of_attention(experiment.config, s) for s in experiment.objective.stacks}
+    if "splash" in ways:
+        kinds = ATTENTION
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         data, remainder = divmod(chips, replicas * fsdp * tensor)
         if remainder or (replicas % slices and data % slices):

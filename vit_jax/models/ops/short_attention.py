@@ -16,6 +16,8 @@ MAX_REGISTERS = 1024
 # MiB of VMEM on v4, v5e and v5p.
 MAX_BLOCK_BYTES = 12 * 2**20
 
+NAME = "short_attention"  # of the kernels in a compiled program
+
 # Dimension numbers of products of matrices: a b, a b^T, a^T b.
 PLAIN = (((1,), (0,)), ((), ()))
 RIGHT_TRANSPOSED = (((1,), (1,)), ((), ()))
@@ -48,7 +50,9 @@ def only(x, offset: int, kv: int):
 
 
 def add_registers(sums: dict, start: int, x, axis: int) -> None:
-    """Adds x to `sums`, by the lane of the first of each 128 channels; `axis` is that of channels."""
+    """Adds x, which begins at lane `start`, to `sums`: first lane of a register -> its channels,
+    which are along `axis`.
+    """
     for lane in range(0, x.shape[axis], LANES):
         part = jax.lax.slice_in_dim(x, lane, min(lane + LANES, x.shape[axis]), axis=axis)
         before = sums.get(start + lane)
@@ -138,6 +142,7 @@ def call(kernel, like, arrays, kv: int, interpret: bool):
         out_specs=[block(x) for x in like],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        name=NAME,
         interpret=interpret,
     )(*arrays)
 
