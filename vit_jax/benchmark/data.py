@@ -74,15 +74,13 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
         return dataclasses.replace(host, pixels=pixels)
 
     found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
-    if not configs.has_views(config) and config.data.crop in images.BOXES:
-        box = images.window(config.data, config.image_size)
-        found["decode and crop"] = until(
-            lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)
-        )
-    else:
+    if configs.has_views(config):
         found["decode"] = until(
             lambda encoded, seed, rotates: images.decode(encoded, rotates=rotates)
         )
+    else:
+        name = "decode and crop" if config.data.crop in images.BOXES else "decode"
+        found[name] = until(images.train_decode(config.data, config.image_size))
     found["resize"] = host
     return found
 
