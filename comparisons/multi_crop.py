@@ -14,7 +14,7 @@ import statistics
 import numpy as np
 
 from vit_jax import config as configs
-from vit_jax.benchmark.data import WARMUP, measure
+from vit_jax.benchmark.core_time import WARMUP, measure
 from vit_jax.data import image_ops, images, pipeline, shapes, views
 from vit_jax.data.sources import open as sources
 

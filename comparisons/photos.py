@@ -1,11 +1,12 @@
 """Makes a data set of synthetic photographs to measure input pipelines.
 
-    python -m comparisons.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256]
+    python -m comparisons.photos --out=DIR [--count=1500] [--seed=0] [--short_side=256] [--scale=4]
 
 The images are JPEGs of about 500 x 375 pixels and 95 kB, as in ImageNet: noise with the 1/f
 spectrum of natural images, and objects with sharp edges. They are prepared for TFDS twice, as
 `photos` (tfrecord) and `photos_array_record`, with splits train and val. --short_side adds reduced
-images, as a user may prepare them: `photos_256` and `photos_256_array_record`.
+images, as a user may prepare them: `photos_256` and `photos_256_array_record`. --scale multiplies
+the sides: with 4, the images are those of a camera, about 2000 x 1500 pixels.
 """
 
 import argparse
@@ -53,9 +54,9 @@ def outline(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     return mask
 
 
-def photo(rng: np.random.Generator) -> Image.Image:
+def photo(rng: np.random.Generator, scale: int = 1) -> Image.Image:
     """A background and up to twelve objects, each with its own colour, contrast and sharpness."""
-    width, height = SIZES[rng.choice(len(SIZES), p=SHARES)]
+    width, height = (scale * side for side in SIZES[rng.choice(len(SIZES), p=SHARES)])
 
     def surface():
         colour = rng.uniform(50, 205, 3)
@@ -98,21 +99,23 @@ def writer(out: pathlib.Path, name: str, file_format: str, per_shard: int):
     return tfds.core.SequentialWriter(info, **options)
 
 
-def examples(numbers: range, seed: int, sides: tuple) -> Iterator[tuple[dict, int]]:
+def examples(numbers: range, seed: int, sides: tuple, scale: int) -> Iterator[tuple[dict, int]]:
     """({shorter side: JPEG}, label); each depends only on the seed and its number."""
     for number in numbers:
         rng = np.random.default_rng([seed, number])
-        image = photo(rng)
+        image = photo(rng, scale)
         yield {side: encode(image, side) for side in sides}, int(rng.integers(CLASSES))
 
 
-def make(out: pathlib.Path, count: int, seed: int = 0, short_side: int = 0) -> float:
+def make(
+    out: pathlib.Path, count: int, seed: int = 0, short_side: int = 0, scale: int = 1
+) -> float:
     """Writes `count` examples to train and a tenth as many to val; returns the mean size of those
     in train in kB.
     """
     sides = (0, short_side) if short_side else (0,)
     splits = dict(train=range(count), val=range(count, count + -(-count // 10)))
-    made = {split: list(examples(numbers, seed, sides)) for split, numbers in splits.items()}
+    made = {split: list(examples(numbers, seed, sides, scale)) for split, numbers in splits.items()}
     for side in sides:
         for file_format in FORMATS:
             name = "photos"
@@ -137,8 +140,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short_side", type=int, default=0)
+    parser.add_argument("--scale", type=int, default=1)
     args = parser.parse_args()
-    mean = make(args.out, args.count, args.seed, args.short_side)
+    mean = make(args.out, args.count, args.seed, args.short_side, args.scale)
     print(f"{args.count} photographs, {mean:.0f} kB on average, in {args.out}")
 
 

@@ -84,6 +84,8 @@ def test_topologies():
         (["--against=big_vision"], "--peer is missing"),
         (["--against=big_vision", "--peer=x"], "measures inception crops of TFDS data"),
         (["--runs=0"], "--runs=0"),
+        (["--threads=1,0"], "--threads=1,0 is not understood"),
+        (["--threads=two"], "--threads=two is not understood"),
         (["--latency_ms=nan"], "--latency_ms=nan must be 0 to 10000"),
         (["--latency_ms=30", "--connections=0"], "--connections=0 above 0"),
     ],
@@ -126,6 +128,19 @@ def test_distance_is_simulated_for_shards(tiny, tmp_path, monkeypatch, capsys):
     speeds = [found[f"{key}: images_per_sec", "images/s"]["median"] for key in (name, "local")]
     ratio = found[f"{name} / local: images_per_sec", "ratio"]["median"]
     assert ratio == pytest.approx(speeds[0] / speeds[1])
+
+
+def test_each_number_of_threads_has_its_rows(tiny, tmp_path):
+    path = tmp_path / "out.json"
+    arguments = ["--threads=1,3", "--images=128", "--runs=2", f"--json={path}"]
+    assert benchmark.main(["data", f"--config={tiny}", *arguments]) == 0
+    found = rows_of(path)
+    assert len(found) == 6
+    for count in (1, 3):
+        whole = found[f"host, {count} threads: all", "core-ms/image"]["runs"]
+        python = found[f"host, {count} threads: in Python", "core-ms/image"]["runs"]
+        assert len(whole) == 2 and all(part > 0 for part in python)
+        assert found[f"host, {count} threads: all", "images/s"]["median"] > 0
 
 
 def rows_of(path) -> dict[tuple[str, str], dict]:

@@ -2,6 +2,7 @@
 
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] [--topology=v5e:16x16]
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] --latency_ms=30 --connections=8
+python -m vit_jax.benchmark data --config=FILE.py[:ARG] --threads=1,2,16
 python -m vit_jax.benchmark data --config=FILE.py[:ARG] --against=big_vision --peer=DIR
 python -m vit_jax.benchmark step [--config=FILE.py[:ARG]] [--models=VARIANT:IMAGES,...]
 python -m vit_jax.benchmark checkpoint|startup [--config=FILE.py[:ARG]]
@@ -55,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser, part: str) -> None:
     if part == "data":
         parser.add_argument(
             "--images", type=int, default=2048, help="per measurement (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--threads",
+            default="",
+            metavar="N,...",
+            help="measure only the host pipeline, with each of these numbers of threads",
         )
         parser.add_argument(
             "--topology", default="", metavar="CHIP:AxB", help="a pod to feed, such as v5e:16x16"

@@ -5,9 +5,7 @@ cores a pod needs.
 import dataclasses
 import json
 import math
-import pathlib
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -18,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax import config as configs
+from vit_jax.benchmark import threads
+from vit_jax.benchmark.core_time import WARMUP, measure, peak_mib
 from vit_jax.benchmark.rows import row
 from vit_jax.data import images, pipeline, to_device
 from vit_jax.data.augment.batch import make_preprocess
@@ -33,33 +33,6 @@ SIZES = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")  # of a topology
 # As on a store, images are read some thousands ahead: measurements must be longer.
 DISTANT_WARMUP = 4 * pipeline.READ_AT_ONCE_DISTANT
 DISTANT_IMAGES = 16 * pipeline.READ_AT_ONCE_DISTANT
-WARMUP = 4  # batches that are not counted: files are cached and threads started
-
-
-def core_seconds() -> float:
-    """User and system time of all threads of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def peak_mib() -> float:
-    """Peak resident memory of this program. (Linux's ru_maxrss starts at that of the parent.)"""
-    status = pathlib.Path("/proc/self/status")
-    if status.exists():
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def measure(batches: Iterator, images: int, batch_size: int) -> tuple[float, float]:
-    """(core-ms per image, images/s) of a running iterator."""
-    count = max(images // batch_size, 1)
-    cpu_start = core_seconds()
-    start = time.perf_counter()
-    for _ in range(count):
-        next(batches)
-    cpu = core_seconds() - cpu_start
-    wall = time.perf_counter() - start
-    return 1e3 * cpu / (count * batch_size), count * batch_size / wall
 
 
 def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
@@ -74,15 +47,13 @@ def stages(config, host: pipeline.Pipeline) -> dict[str, pipeline.Pipeline]:
         return dataclasses.replace(host, pixels=pixels)
 
     found = {"read and parse": until(lambda encoded, seed, rotates: encoded)}
-    if not configs.has_views(config) and config.data.crop in images.BOXES:
-        box = images.window(config.data, config.image_size)
-        found["decode and crop"] = until(
-            lambda encoded, seed, rotates: images.decode_box(encoded, seed, box, rotates=rotates)
-        )
-    else:
+    if configs.has_views(config):
         found["decode"] = until(
             lambda encoded, seed, rotates: images.decode(encoded, rotates=rotates)
         )
+    else:
+        name = "decode and crop" if config.data.crop in images.BOXES else "decode"
+        found[name] = until(images.train_decode(config.data, config.image_size))
     found["resize"] = host
     return found
 
@@ -330,6 +301,8 @@ def run(config, args):
         return alone(config, host, args)
     if args.latency_ms:
         return distance_rows(args)
+    if args.threads:
+        return threads.rows(config, host, args)
     rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if pod:

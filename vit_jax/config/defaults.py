@@ -109,6 +109,11 @@ DATA = dict(
         "resize": "the whole image"}, only_if=objectives.ONE_CROP),
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
+    decode=key("exact", "of JPEGs in training", {
+        "exact": "all pixels of the crop",
+        "fast": "a half, quarter or eighth of its sides if that is no less than it is resized to: "
+                "other pixels, faster for photographs of several megapixels"},
+        only_if=objectives.ONE_CROP, vtab=False),
     method=key("bilinear", "of resizing", METHODS, only_if=objectives.ONE_CROP, vtab=False),
     area_min=key(0.05, "smallest share of the image in a crop of random area", within=(1e-6, 1.0),
                  only_if=BOX, vtab=False),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from vit_jax.data import exif, gif, image_ops, pillow
+from vit_jax.data import exif, gif, image_ops, jpeg_window, pillow
 from vit_jax.data.pillow import MAX_PIXELS, must_be_within, too_many
 from vit_jax.distributed import runtime
 from vit_jax.models.preparation import Preparation
@@ -165,20 +165,32 @@ def inception_window(shape, seed, area_min: float):
 BOXES = {"inception": inception_window, "torchvision": image_ops.torchvision_box}
 
 
-def decode_box(encoded, seed, box: Callable, most: int = MAX_PIXELS, rotates=False):
-    """The window box(shape, seed) of an image, uint8 [h, w, 3]; of a JPEG, only it is decoded."""
+def decode_box(
+    encoded,
+    seed,
+    box: Callable,
+    most: int = MAX_PIXELS,
+    rotates=False,
+    of_jpeg: Callable = jpeg_window.exact,
+):
+    """The window box(shape, seed) of an image, uint8 [h, w, 3].
+
+    Args:
+      most, rotates: see `decode`.
+      of_jpeg: decodes a window of a JPEG; see jpeg_window.py.
+    """
 
     def partial():
         shape = jpeg_shape(encoded, most)
 
         def stored():
-            return tf.io.decode_and_crop_jpeg(encoded, box(shape, seed), channels=3)
+            return of_jpeg(encoded, box(shape, seed))
 
         def turned():
             found = exif.orientation(encoded)
             wanted = box(exif.upright_shape(shape, found), seed)
             where = exif.stored_window(wanted, shape, found)
-            return exif.upright(tf.io.decode_and_crop_jpeg(encoded, where, channels=3), found)
+            return exif.upright(of_jpeg(encoded, where), found)
 
         return exif.if_turned(encoded, exif.in_jpeg, rotates, turned, stored)
 
@@ -236,30 +248,47 @@ def alone(prepare: Callable) -> Callable:
     return prepared
 
 
+def whole(shape, seed):
+    """The window of the whole image, int32 [4]."""
+    return tf.concat([[0, 0], shape[:2]], axis=0)
+
+
+def train_decode(data, size: int, most: int = MAX_PIXELS) -> Callable:
+    """f(encoded, seed int32 [2], rotates) -> uint8 [h, w, 3], what `train_image` resizes: a window
+    for the crops of `BOXES`, else the whole image; of a JPEG perhaps reduced, by `data.decode`.
+    """
+    box = window(data, size) if data.crop in BOXES else whole
+    side = larger(size, data.fraction) if data.crop == "random" else size
+    of_jpeg = jpeg_window.decoder(data.decode, side)
+
+    def decoded(encoded, seed, rotates=False):
+        if box is whole and of_jpeg is jpeg_window.exact:
+            return decode(encoded, most, rotates)
+        return decode_box(encoded, seed, box, most, rotates, of_jpeg)
+
+    return decoded
+
+
 def train_image(data, size: int, most: int = MAX_PIXELS) -> Callable:
-    """f(encoded, seed int32 [2], rotates) -> uint8 [size, size, 3] by `data.crop` and
-    `data.method`; `most`: pixels of the largest image; `rotates`: see `decode`.
+    """f(encoded, seed int32 [2], rotates) -> uint8 [size, size, 3] by `data.crop`, `data.method`
+    and `data.decode`; `most`: pixels of the largest image; `rotates`: see `decode`.
     """
     how = resizing(data.method)
-
-    def box(encoded, seed, rotates=False):
-        image = decode_box(encoded, seed, window(data, size), most, rotates)
-        return image_ops.resize(image, size, **how)
+    decoded = train_decode(data, size, most)
 
     def random(encoded, seed, rotates=False):
-        image = decode(encoded, most, rotates)
+        image = decoded(encoded, seed, rotates)
         image = image_ops.resize(image, larger(size, data.fraction), **how)
         return image_ops.random_crop(image, size, seed)
 
     def simple(encoded, seed, rotates=False):
-        image = image_ops.resize_small(decode(encoded, most, rotates), size, **how)
+        image = image_ops.resize_small(decoded(encoded, seed, rotates), size, **how)
         return image_ops.random_crop(image_ops.reflect_pad(image, SIMPLE_CROP_BORDER), size, seed)
 
     def resize(encoded, seed, rotates=False):
-        return image_ops.resize(decode(encoded, most, rotates), size, **how)
+        return image_ops.resize(decoded(encoded, seed, rotates), size, **how)
 
-    ways = dict(random=random, simple=simple, resize=resize) | dict.fromkeys(BOXES, box)
-    return ways[data.crop]
+    return dict(random=random, simple=simple).get(data.crop, resize)
 
 
 def eval_image(how: Preparation, most: int = MAX_PIXELS) -> Callable:

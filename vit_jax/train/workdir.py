@@ -89,6 +89,7 @@ REMOVED = {("vtab.generated", False)}
 ADDED = {
     ("data.augment", ()),
     ("data.class_balance", 0.0),
+    ("data.decode", "exact"),
     ("data.exif_rotation", False),
     ("data.unlabelled", False),
     ("early_stopping", 0),
