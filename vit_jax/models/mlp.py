@@ -36,7 +36,7 @@ class MlpBlock(nn.Module):
             y = y * activate(nn.silu, self.hidden("gate", x), self.dtype)
         else:
             y = activate(GELUS[self.gelu], y, self.dtype)
-        y = dropout(y, self.dropout, noise, HIDDEN, "mlp")
+        y = dropout(y, self.dropout, noise, HIDDEN)
         y = self.layer("Dense_1", x.shape[-1])(y)
         return dropout(y, self.dropout, noise, MLP)
 

@@ -18,8 +18,8 @@ CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.m
 # Of each further view of the same image: ten took 3.9 times as long as one, by `benchmark data`.
 CORE_MS_PER_VIEW = 0.4
 BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
-# Of `short_attention`: matrix products of the size of the scores, and bundles for each register (8 x
-# 128) of scores and 64 channels, by the static schedules for v5e. Heads of 80 take a tenth more,
+# Of `short_attention`: matrix products of the size of the scores, and bundles for each register of
+# scores (8 x 128) and 64 channels, by the static schedules for v5e. Heads of 80 take a tenth more,
 # and v6e takes a third less.
 SHORT_FORWARD = (2, 5.6)
 SHORT_BACKWARD = (5, 13.1)
