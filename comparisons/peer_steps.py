@@ -235,6 +235,24 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def device() -> tuple[str, float]:
+    """Name of the accelerator, and the peak MiB of its memory that arrays took so far; ("", 0) on
+    CPUs.
+    """
+    if "torch" in sys.modules:
+        import torch
+
+        if not torch.cuda.is_available():
+            return "", 0.0
+        return torch.cuda.get_device_name(), torch.cuda.max_memory_allocated() / 2**20
+    import jax
+
+    found = jax.local_devices()[0]
+    stats = found.memory_stats() or {}
+    name = "" if found.platform == "cpu" else found.device_kind
+    return name, stats.get("peak_bytes_in_use", 0) / 2**20
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print on the standard output, which is for answers
@@ -242,10 +260,12 @@ def main() -> None:
     def answer(**facts) -> None:
         print(json.dumps(facts), file=answers, flush=True)
 
-    name, model, batch, dtype, path, *options = sys.argv[1:]
-    train, infer, wait, flops = IMPLEMENTATIONS[name](model, int(batch), dtype, path, options)
+    peer, model, batch, dtype, path, *options = sys.argv[1:]
+    train, infer, wait, flops = IMPLEMENTATIONS[peer](model, int(batch), dtype, path, options)
     wait(train())
-    answer(first_step=time.time() - float(os.environ["BEGUN"]), flops=flops)
+    seconds = time.time() - float(os.environ["BEGUN"])
+    name, device_mib = device()  # of training alone
+    answer(first_step=seconds, flops=flops, device=name, device_mib=device_mib)
     for line in sys.stdin:
         what, _, count = line.strip().partition(" ")
         if what == "end":

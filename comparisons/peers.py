@@ -4,14 +4,14 @@
 
 DIR is a checkout, PYTHON an interpreter with torch and timm; a peer that is not named is left out.
 Each implementation runs in a process of its own. For each model all are started, warmed up, and
-then take turns of `--steps` steps. With `--alone` each turn is a fresh process that has the device
-to itself: GPUs need it, because one process takes all of their memory. The time of the first step
-counts from the start of the process; our compilation cache is filled before. The report has ratios
-of medians.
+then take turns of `--steps` steps. The time of the first step counts from the start of the process;
+our compilation cache is filled before. The report has ratios of medians. `comparisons.gpu` is for
+GPUs, where one process takes all of the memory.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 
 CHILD = pathlib.Path(__file__).with_name("peer_steps.py")
 CPU_CASES = "Ti/16:16,S/16:8,B/16:4,32px/4:128"
 WARMUP = 2
 FIGURES = (
     "train images/s",
-    "train MFU",
     "train core-ms/image",
     "infer images/s",
     "peak MiB",
@@ -44,6 +44,7 @@ class Contender:
     path: str = "-"
     options: tuple[str, ...] = ()
     python: str = sys.executable
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the environment
 
     @property
     def title(self) -> str:
@@ -55,6 +56,7 @@ class Contender:
     def start(self, model: str, batch: int, cache: str) -> "Process":
         words = [self.name, model, str(batch), self.dtype, self.path, *self.options]
         environment = os.environ | dict(BEGUN=str(time.time()), VIT_JAX_CACHE=cache)
+        environment |= self.variables
         if self.name == "vit_jax":
             environment["PYTHONPATH"] = str(CHILD.parent.parent)
         return Process([self.python, str(CHILD), *words], environment)
@@ -71,7 +73,11 @@ class Process:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
         self.job = subprocess.Popen(command, env=environment, text=True, **pipes)
-        self.ready = self.answer()
+
+    @functools.cached_property
+    def ready(self) -> dict:
+        """The facts of its first step, after which it runs commands."""
+        return self.answer()
 
     def answer(self) -> dict:
         line = self.job.stdout.readline()
@@ -116,10 +122,6 @@ def turn(process: Process, args, facts: dict, batch: int, warm: bool) -> None:
         facts.setdefault(f"{what} core-ms/image", []).append(1e3 * found["cpu"] / batch)
         if what == "train":
             facts["peak MiB"] = [found["peak_mib"]]
-            if args.peak:
-                flops = 3e9 * facts["forward GFLOP/image"][0]
-                mfu = facts["train images/s"][-1] * flops / (1e12 * args.peak)
-                facts.setdefault("train MFU", []).append(mfu)
 
 
 def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
@@ -127,15 +129,10 @@ def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
     model, batch = case.rsplit(":", 1)
     found = {}
     processes = {}
-    flops = None
 
     def start(contender: Contender) -> Process:
-        nonlocal flops
         process = contender.start(model, int(batch), cache)
         found[contender.title].setdefault("first step, s", []).append(process.ready["first_step"])
-        # Only ours, which comes first, reports them; they are the same for all.
-        flops = flops or process.ready["flops"]
-        found[contender.title]["forward GFLOP/image"] = [flops / 1e9] if flops else []
         return process
 
     def each(work) -> None:
@@ -152,15 +149,12 @@ def measure(case: str, args) -> dict[str, dict[str, list[float]]]:
             start(contender).end()
             facts = found[contender.title]
             facts["first step, s, empty cache"] = facts.pop("first step, s")
-        if not args.alone:
-            processes[contender.title] = start(contender)
+        processes[contender.title] = start(contender)
 
     def play(contender: Contender) -> None:
-        process = processes.get(contender.title) or start(contender)
         facts = found[contender.title]
-        turn(process, args, facts, int(batch), warm=args.alone or "peak MiB" not in facts)
-        if args.alone:
-            process.end()
+        warm = "peak MiB" not in facts
+        turn(processes[contender.title], args, facts, int(batch), warm)
         print(f"{case} {contender.title}: {facts['train images/s'][-1]:.2f} images/s", flush=True)
 
     with tempfile.TemporaryDirectory() as cache:
@@ -219,10 +213,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=2, help="per turn")
-    parser.add_argument("--alone", action="store_true", help="one process at a time")
-    parser.add_argument(
-        "--peak", type=float, default=0.0, metavar="TFLOPS", help="of the device, for the MFU"
-    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()

@@ -208,6 +208,7 @@ CONVOLUTIONS = [
     dict(size=(8, 6), kernel=(3, 3), pad=((-1, 0), (1, -1)), lhs=(1, 3), rhs=(2, 1)),
     # A product of batches of matrices, as the TPU compiler writes it.
     dict(size=(4, 3), kernel=(4, 3), stride=(3, 2), lhs=(4, 3)),
+    dict(size=(5, 4), kernel=(3, 2), stride=(4, 3), pad=((5, 2), (-1, 2)), lhs=(6, 2)),
     dict(size=(5, 5), kernel=(3, 3), groups=2),
     dict(size=(5, 5), kernel=(3, 3), pad=((1, 1), (1, 1)), batch_groups=2),
 ]

@@ -6,8 +6,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
-import matplotlib
-from matplotlib.ft2font import FT2Font
 from PIL import ImageFont
 
 SIZE = 11  # pixels
@@ -15,6 +13,8 @@ SIZE = 11  # pixels
 
 def candidates() -> Iterator[str]:
     """Paths of fonts: Matplotlib's DejaVu, IPA's for Chinese and Japanese, then the system's."""
+    import matplotlib  # a tenth of the time that `vit_jax.train` takes to start
+
     yield os.path.join(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")
     package = importlib.util.find_spec("matplotlib_fontja")
     if package:
@@ -27,6 +27,8 @@ def candidates() -> Iterator[str]:
 @functools.cache
 def characters(path: str) -> frozenset[int]:
     """The code points that a font has; none if it can't be used."""
+    from matplotlib.ft2font import FT2Font
+
     with contextlib.suppress(Exception):  # damaged fonts, and those of other kinds
         ImageFont.truetype(path, SIZE)
         return frozenset(FT2Font(path).get_charmap())

@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
+from vit_jax.distributed import runtime
 from vit_jax.errors import UserError
 from vit_jax.models import bit, mixer, own, variants, vit
 from vit_jax.models.classifier import Classifier
@@ -137,5 +138,6 @@ def traced_params(model: Classifier) -> dict:
     def init(image):  # the key is made inside, for the devices of a plan can't make one
         return model.portable().init(jax.random.key(0), image)["params"]
 
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with no_mesh, runtime.without_collections():
         return jax.eval_shape(init, image)

@@ -2,11 +2,16 @@
 
 import dataclasses
 import math
+import os
 import re
 import time
+import zlib
 
 import jax
+import numpy as np
 
+from vit_jax.data.sources import index_cache
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError, one_line
 from vit_jax.plan import topology
 from vit_jax.plan.hlo import Program
@@ -14,13 +19,14 @@ from vit_jax.train.experiment import Experiment, total_bytes
 
 GIB = 2**30
 CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
+VARIABLES = re.compile(r"(JAX|XLA|LIBTPU|TPU)_")  # environment variables that change a compilation
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """The result of a compilation; `program` is None if the chip has too little memory for it."""
 
-    seconds: float
+    seconds: float  # that tracing and compilation took
     sharding_constraints: int
     total_bytes: float  # of HBM per chip
     program: Program | None
@@ -41,17 +47,56 @@ def remake(experiment: Experiment, config) -> Experiment:
 
 
 def compile_step(experiment: Experiment) -> Compiled:
-    """Runs the TPU compiler, which takes one to three minutes for a full-size model."""
+    """Compiles the step, or reads from the user's cache what the same compiler made of the same
+    step before. The TPU compiler takes minutes for a full-size model.
+    """
     start = time.perf_counter()
     with jax.set_mesh(experiment.mesh):
         lowered = experiment.train_step.lower(experiment.abstract_state, experiment.abstract_batch)
-    constraints = len(CONSTRAINT.findall(lowered.as_text()))
+    text = lowered.as_text()
+    path = index_cache.path_of("plan", identity(text, experiment.mesh))
+    found = index_cache.read(path)
+    if found is None:
+        found = compiled_arrays(lowered) | dict(seconds=np.array(time.perf_counter() - start))
+        index_cache.write(path, found)
+    program = zlib.decompress(found["program"].tobytes()).decode()
+    return Compiled(
+        seconds=float(found["seconds"]),
+        sharding_constraints=len(CONSTRAINT.findall(text)),
+        total_bytes=float(found["total_bytes"]),
+        program=Program(program) if program else None,
+    )
+
+
+def identity(text: str, mesh: jax.sharding.Mesh) -> str:
+    """All that decides what the compiler makes of a lowered step: the step, the compiler, its
+    options and the devices.
+
+    JAX's own cache of programs is of no use here: without a TPU it can't load what it has saved.
+    """
+    devices = mesh.devices.flatten().tolist()
+    variables = {name: value for name, value in os.environ.items() if VARIABLES.match(name)}
+    parts = dict(
+        compiler=(jax.__version__, jax.lib.__version__, devices[0].client.platform_version),
+        options=sorted(hardware.compiler_options(mesh).items()),
+        variables=sorted(variables.items()),
+        devices=(mesh.devices.shape, devices),
+    )
+    return f"{parts}\n{text}"
+
+
+def compiled_arrays(lowered) -> dict[str, np.ndarray]:
+    """`total_bytes` of HBM per chip and the printed `program`, compressed; an empty one if the chip
+    has too little memory for it.
+    """
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        return Compiled(time.perf_counter() - start, constraints, needed_bytes(error), None)
-    seconds = time.perf_counter() - start
-    return Compiled(seconds, constraints, total_bytes(compiled), Program(text_of(compiled)))
+        size, text = needed_bytes(error), ""
+    else:
+        size, text = total_bytes(compiled), text_of(compiled)
+    program = np.frombuffer(zlib.compress(text.encode(), level=1), np.uint8)
+    return dict(total_bytes=np.array(size), program=program)
 
 
 def text_of(compiled) -> str:

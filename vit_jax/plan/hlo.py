@@ -279,5 +279,15 @@ def real_positions(
     out: int, kernel: int, size: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
     """Number of (output, kernel) positions of one dimension that meet a real input element."""
-    positions = (i * stride + j * rhs_dilate - low for i in range(out) for j in range(kernel))
-    return sum(0 <= p <= (size - 1) * lhs_dilate and p % lhs_dilate == 0 for p in positions)
+    last = (size - 1) * lhs_dilate
+    common = math.gcd(stride, lhs_dilate)
+    period = lhs_dilate // common  # between outputs that meet one
+    inverse = pow(stride // common, -1, period)
+    total = 0
+    for start in range(-low, kernel * rhs_dilate - low, rhs_dilate):
+        first = max(-(start // stride), 0)
+        end = min((last - start) // stride + 1, out)
+        first += (-(start // common) * inverse - first) % period
+        if start % common == 0 and first < end:
+            total += (end - 1 - first) // period + 1
+    return total

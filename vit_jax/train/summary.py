@@ -15,7 +15,8 @@ def schedule_text(config, schedule, total_steps: int) -> str:
     cooldown = total_steps - config.cooldown_steps
     turns = {0, config.warmup_steps, total_steps // 2, cooldown, total_steps}
     marks = sorted(mark for mark in turns if 0 <= mark <= total_steps)
-    return ", ".join(f"{mark}: {float(schedule(mark)):.3g}" for mark in marks)
+    rate = jax.jit(schedule)  # one program, where every operation would be one
+    return ", ".join(f"{mark}: {float(rate(mark)):.3g}" for mark in marks)
 
 
 def model_line(experiment, params) -> str:
