@@ -18,9 +18,9 @@ DROPPATH_SHAPES = {
 }
 
 
-def mixed(x, key=0):
-    """uint32 -> uint32: a hash whose output bits each depend on all bits of x and `key`, most of all
-    the high ones (the multipliers are those of Chris Wellons' hash-prospector).
+def mixed(x, key):
+    """uint32 -> uint32: a hash whose bits, most of all the high ones, depend on all bits of x and
+    `key`. The multipliers are those of Chris Wellons' hash-prospector.
     """
     x = (x ^ (x >> 16)) * np.uint32(0x21F0AAAD)
     x = x ^ key
