@@ -77,7 +77,7 @@ def planned(*arguments: str) -> Done:
 
 EIGHT = "--topology=v5e:2x4"
 # Most of the memory in activations, so that there is something to save.
-FULL = (EIGHT, "--config.data.batch_size=4096")
+FULL = (EIGHT, "--config.data.batch_size=16384")
 
 
 def test_data_parallelism_reduces_the_gradients_once_in_bfloat16():

@@ -27,17 +27,18 @@ from vit_jax.train.objectives.objective import Objective, Stack
 # the width, for bf16 activations. Scan without remat saves values that the compiler would otherwise
 # recompute by itself.
 SAVED = {
-    ("none", False): 22,
+    ("none", False): 17,
     ("none", True): 115,
     ("names", False): 18,
     ("names", True): 22,
-    ("dots", False): 20,
+    ("dots", False): 17,
     ("dots", True): 24,
     ("full", False): 2,
     ("full", True): 2,
 }
-# Of these, query, key, value and the attended values, whose heads TPUs pad: a head narrower than
-# those of L/16 takes as much.
+# Query, key, value and the attended values, unless attention is short: TPUs pad their heads, which
+# takes as much more without remat, and a head narrower than those of L/16 takes as much as theirs.
+PADDING = 5
 BY_HEAD = 8
 HEAD_WIDTH = 64
 # Bytes per token of the one layer that is being computed, again as a multiple of the width.
@@ -46,14 +47,14 @@ WORKING = 100
 SLOWDOWN = {
     ("none", False): 1.0,
     ("none", True): 1.3,
-    ("names", False): 1.15,
+    ("names", False): 1.26,
     ("names", True): 1.3,
-    ("dots", False): 1.15,
+    ("dots", False): 1.13,
     ("dots", True): 1.28,
     ("full", False): 1.33,
     ("full", True): 1.38,
 }
-UTILISATION = 0.53  # of unrolled layers without remat
+UTILISATION = 0.72  # of unrolled layers without remat
 PER_MICROBATCH = 0.01  # share of the step's time, for each after the first
 
 
@@ -159,12 +160,15 @@ def layer_bytes(one: Sketch, stack: Stack) -> float:
     """Bytes per token and layer that are saved for the backward pass."""
     settings = one.config.model
     itemsize = jnp.dtype(settings.dtype).itemsize
-    keeps_scores = settings.remat == "none" and way_of_attention(one.config, stack) == "einsum"
-    scores = itemsize * stack.num_heads * 128 * math.ceil(stack.length / 128)
+    way = way_of_attention(one.config, stack)
     multiple = SAVED[settings.remat, settings.scan and stack.may_scan]
-    if stack.num_heads and settings.remat != "full":
+    scores = 0
+    if way not in ("", "short") and settings.remat != "full":
         multiple += BY_HEAD * max(HEAD_WIDTH * stack.num_heads / stack.width - 1, 0)
-    return multiple * stack.width * itemsize / 2 + scores * keeps_scores
+    if way == "einsum" and settings.remat == "none":
+        multiple += PADDING
+        scores = itemsize * stack.num_heads * 128 * math.ceil(stack.length / 128)
+    return multiple * stack.width * itemsize / 2 + scores
 
 
 def rows_of(stack: Stack) -> float:
