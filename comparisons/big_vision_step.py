@@ -74,7 +74,9 @@ def facts(compiled, arguments, mesh, chip, job=None) -> dict:
     program = hlo.Program(compiled.as_text())
     memory = compiled.memory_analysis()
     roofline, compute = figures.compute_ms(program, chip)
-    kernels = figures.kernel_ms(program, job)[1]
+    kernels = 0.0
+    if job:
+        kernels = figures.kernel_ms(program, job)[1]
     compute += kernels
     sent = collectives.collectives(program, mesh, chip)
     return dict(

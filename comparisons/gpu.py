@@ -26,6 +26,9 @@ from vit_jax.distributed import hardware
 CASES = "L/16:256,B/16:512,H/14:128"
 STEPS = 10  # per measurement, after as many that are not counted
 FIRST_S = 60  # that a measurement is expected to take before it has been timed
+LONGEST_S = 240  # after which a measurement is given up
+# Of its memory JAX would leave a quarter free, which PyTorch uses.
+JAX_MEMORY = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".95"}
 NO_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "OutOfMemoryError")
 
 EINSUM = "model.attention=einsum"
@@ -68,17 +71,19 @@ class Row:
 
 def rows(args) -> list[Row]:
     """All rows, the most important ones first."""
-    ours = functools.partial(Contender, "vit_jax", "bfloat16")
+    ours = functools.partial(Contender, "vit_jax", "bfloat16", variables=JAX_MEMORY)
     first = {OURS: ours(options=(EINSUM,)), "cudnn": ours(options=(CUDNN,))}
     if args.big_vision:
-        first[BIG_VISION] = Contender("big_vision", "bfloat16", args.big_vision)
+        first[BIG_VISION] = Contender(
+            "big_vision", "bfloat16", args.big_vision, variables=JAX_MEMORY
+        )
     if args.timm:
         timm = functools.partial(Contender, "timm", "bfloat16", python=args.timm)
         first[COMPILED] = timm(options=("compile",))
     rest = {"bfloat16 softmax": ours(options=(EINSUM, "model.softmax_dtype=bfloat16"))}
     rest["RandAugment"] = ours(options=(EINSUM, *RANDAUGMENT))
     for name, flag in XLA_FLAGS.items():
-        rest[name] = ours(options=(EINSUM,), variables={"XLA_FLAGS": flag})
+        rest[name] = ours(options=(EINSUM,), variables=JAX_MEMORY | {"XLA_FLAGS": flag})
     if args.timm:
         rest["timm"] = timm()
     cases = [case.rsplit(":", 1) for case in args.cases.split(",")]
@@ -99,10 +104,11 @@ def measure(row: Row, limit_s: float, cache: str) -> None:
     try:
         row.runs.append(answers(process))
     except Ended as error:
-        row.problem = problem_of(error, expired=not timer.is_alive())
+        row.problem = problem_of(error, expired=time.monotonic() - start >= limit_s)
     finally:
         timer.cancel()
         process.job.kill()
+        process.job.wait()  # until then, the GPU's memory is not free
         process.log.close()
     row.seconds = time.monotonic() - start
     if row.problem == "out of memory" and row.batch > 1:
@@ -210,7 +216,7 @@ def main() -> None:
             left = end - time.monotonic()
             if row.seconds > left:
                 continue
-            measure(row, left, cache)
+            measure(row, min(left, LONGEST_S), cache)
             write(found, args)
             print(f"{row.model} {row.name}: {row.problem or row.images_per_sec}", flush=True)
             if not row.problem:

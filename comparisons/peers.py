@@ -10,6 +10,7 @@ GPUs, where one process takes all of the memory.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -87,7 +88,8 @@ class Process:
         return json.loads(line)
 
     def run(self, what: str, count: int) -> dict:
-        print(f"{what} {count}", file=self.job.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer says
+            print(f"{what} {count}", file=self.job.stdin, flush=True)
         return self.answer()
 
     def end(self) -> None:

@@ -48,7 +48,7 @@ def get_config(arg="B/16,v5e"):
     pretrain = configs.import_file(pathlib.Path(__file__).with_name("pretrain.py"))
     config = pretrain.get_config(f"{variant},{dataset or 'imagenet21k'}")
     config.topology = PODS[variant][chip]
-    # Dropout needs a number for every activation, which rbg gives without drawing it.
+    # Dropout is then a hash (models/dropout.py), which is neither drawn nor stored.
     config.prng = "rbg"
     if variant in ("g/14", "G/14"):
         config.model.update(pool="map", pre_logits=False)

@@ -16,7 +16,7 @@ class Process:
 
     def __init__(self, batch: int):
         self.batch = batch
-        self.job = types.SimpleNamespace(kill=lambda: None)
+        self.job = types.SimpleNamespace(kill=lambda: None, wait=lambda: None)
         self.log = types.SimpleNamespace(close=lambda: None)
 
     @property

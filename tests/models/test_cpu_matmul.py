@@ -207,3 +207,16 @@ def test_a_model_in_bfloat16_is_close_to_float32(tmp_path):
     for one, other in zip(*map(logits_and_gradients, ("float32", "bfloat16")), strict=True):
         assert one.dtype == other.dtype == jnp.float32
         assert np.abs(one - other).max() <= 0.04 * np.abs(one).max() + 1e-3
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (4, 6)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rows_are_summed_in_float32_by_a_product_too(shape, dtype):
+    x = jnp.asarray(draw(*shape), dtype)
+    truth = np.asarray(x, np.float64).reshape(-1, shape[-1]).sum(0)
+    for way in (dense.multiply_rows, dense.add_rows, dense.sum_of_rows):
+        found = jax.jit(way)(x)
+        assert found.dtype == dtype and found.shape == truth.shape
+        np.testing.assert_allclose(
+            np.asarray(found, np.float64), truth, rtol=4 * jnp.finfo(dtype).eps, atol=1e-5
+        )

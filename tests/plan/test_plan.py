@@ -35,7 +35,7 @@ V5E = hardware.TPUS["v5e"]
 KEYS = {"config", "topology", "num_slices", "num_chips", "mesh", "fits", "hbm_limit_gib", "hbm_gib"}
 KEYS |= {"params", "model_flops_per_image", "collectives", "step_ms", "mfu", "days", "chip_hours"}
 KEYS |= {"images_per_sec_per_chip", "host_cores", "sharding_constraints", "compile_s"}
-KEYS |= {"suggestions"}
+KEYS |= {"suggestions", "compile_cached"}
 
 
 class Device(types.SimpleNamespace):
@@ -628,6 +628,15 @@ def test_views_of_an_image_need_less_of_the_host_than_images_of_their_own():
     one = loaded("configs/pretrain.py:S/16,imagenet2012")
     ten = loaded("configs/dino.py:s16")
     assert figures.core_ms(ten) / figures.core_ms(one) == pytest.approx(9.98 / 2.55, rel=0.1)
+
+
+def test_a_search_tries_einsum_too_where_auto_takes_splash(large):
+    """Also if the config asks for it."""
+    found = {values["model.attention"] for values in search.settings(large)}
+    assert found == {"auto"}
+    config = suggestions.changed(large.config, {"image_size": 592, "model.attention": "einsum"})
+    found = {values["model.attention"] for values in search.settings(job_of(config, 8, 8))}
+    assert found == {"auto", "einsum"}
 
 
 def test_more_shards_and_more_recomputation_take_less_memory(large):

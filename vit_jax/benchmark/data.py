@@ -288,6 +288,7 @@ def run(config, args):
             "config key image_size=0 is for evaluate only: set that of training, such as 224"
         )
     pod = chips_of(args.topology) if args.topology else None
+    counts = threads.counts_of(args)
     contenders = commands(config, args) if args.against else None
     store = None
     if args.alone and args.latency_ms:
@@ -301,8 +302,8 @@ def run(config, args):
         return alone(config, host, args)
     if args.latency_ms:
         return distance_rows(args)
-    if args.threads:
-        return threads.rows(config, host, args)
+    if counts:
+        return threads.rows(config, host, counts, args)
     rows = [*host_rows(config, host, args), row("peak memory of the host", "MiB", [peak_mib()])]
     rows += device_rows(config, host, args)
     if pod:

@@ -16,13 +16,19 @@ from vit_jax.errors import UserError
 COUNTS = re.compile(r"[1-9][0-9]{0,2}(,[1-9][0-9]{0,2})*")
 
 
-def counts_of(text: str) -> list[int]:
-    """[1, 2, 16] for "1,2,16"."""
-    if not COUNTS.fullmatch(text):
+def counts_of(args) -> list[int]:
+    """[1, 2, 16] for --threads=1,2,16; [] without it."""
+    if not args.threads:
+        return []
+    if not COUNTS.fullmatch(args.threads):
         raise UserError(
-            f"--threads={text} is not understood: write numbers from 1 to 999, such as 1,2,16"
+            f"--threads={args.threads} is not understood: write numbers from 1 to 999, such as "
+            "1,2,16"
         )
-    return [int(part) for part in text.split(",")]
+    for name in ("topology", "against", "latency_ms", "alone"):
+        if getattr(args, name):
+            raise UserError(f"--threads measures only the host pipeline: leave out --{name}")
+    return [int(part) for part in args.threads.split(",")]
 
 
 class Timed:
@@ -53,12 +59,12 @@ def measured(batches: Iterator, source: Timed, images: int, size: int) -> tuple:
     return cost, speed, 1e3 * python / (images // size * size)
 
 
-def rows(config, host, args) -> list[dict]:
+def rows(config, host, counts: list[int], args) -> list[dict]:
     """Core time, speed and time in Python of the pipeline `host` by the number of threads, in
     alternating runs.
     """
     size = config.data.batch_size
-    timed = {count: Timed(host.source) for count in counts_of(args.threads)}
+    timed = {count: Timed(host.source) for count in counts}
     iterators = {
         count: dataclasses.replace(host, threads=count, source=source).batches()
         for count, source in timed.items()

@@ -41,8 +41,8 @@ RUN = dict(
     prng=key("threefry2x32", "random numbers of dropout and of augmentation on the device; initial "
              "weights always come from threefry", {
                  "threefry2x32": "the same numbers everywhere",
-                 "rbg": "cheaper on TPUs: dropout by a hash, the same everywhere; other numbers "
-                        "only for the same chips, mesh and compiler"}),
+                 "rbg": "cheaper on TPUs: dropout by a hash, the same everywhere; other random "
+                        "numbers are the same only on the same chips, mesh and compiler"}),
     topology=key("", "the TPU pod that a recipe is meant for, such as v5e:16x16; `vit_jax.plan` "
                  "compiles for it", resume=True),
     total_steps=key(0, "updates; set this or total_epochs"),

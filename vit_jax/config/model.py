@@ -65,11 +65,11 @@ MODEL = together(state=True, keys=MODEL) | dict(
                     "projection, the first layer of the MLP",
                     only_if={"model.remat": ("names",)}, resume=True, train_only=True),
     dtype=key("float32", "of activations and matrix products", DTYPES),
-    softmax_dtype=key("float32", "of the softmax in attention", DTYPES),
+    softmax_dtype=key("float32", "of the softmax of einsum; the other ways have float32", DTYPES),
     attention=key("auto", "how attention is computed", {
         "auto": "by tokens, platform and dtype",
         "einsum": "memory grows with the square of the tokens",
-        "short": "TPU, up to some 600 tokens",
+        "short": "TPU, short sequences: docs/models.md",
         "splash": "TPU", "cudnn": "NVIDIA", "blockwise": "any platform"}),
 )
 # fmt: on

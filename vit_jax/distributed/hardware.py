@@ -28,20 +28,23 @@ PEAK_FLOPS = {
 # tpu: without the threshold, parameters in 16 and more shards are gathered in as many pieces, each
 # followed by a matrix product that is too small for the chip: an MLP of 8 layers over fsdp=16 on
 # v5e:4x4 takes 145.9 Mcycles by the compiler's estimate, and 23.4 with it (v6e:4x4: 73.6 and 8.8;
-# no change on v4 and v5p). With twice the default of on-chip memory for an operation, products that
-# dropout precedes are tiled as without it: four layers of L/16 with 64 images take 40.1 Mcycles
-# instead of 41.7, and 39.0 instead of 39.4 without dropout.
+# no change on v4 and v5p).
 #
 # cpu: without region analysis, a step copies the optimizer's moments before it overwrites them, in
 # case the old ones are still read; with it, they are read first. B/16 with 4 images takes 2 to 4 %
 # less time, and 636 MiB besides the state instead of 902.
 COMPILER_OPTIONS = {
-    "tpu": {
-        "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
-        "xla_tpu_scoped_vmem_limit_kib": "32768",
-    },
+    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
     "cpu": {"xla_cpu_copy_insertion_use_region_analysis": True},
 }
+
+
+# Further ones, by device kind.
+#
+# v5e: with 32 MiB of on-chip memory for an operation instead of 16, of 128, products that dropout
+# precedes are tiled as without it: four layers of L/16 with 64 images take 40.1 Mcycles instead of
+# 41.7, and 39.0 instead of 39.4 without dropout.
+OPTIONS_OF_KIND = {"TPU v5 lite": {"xla_tpu_scoped_vmem_limit_kib": "32768"}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +127,9 @@ def slice_index(device) -> int:
 
 def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
     """Compiler options of the training step for the devices of a mesh."""
-    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    device = mesh.devices.flat[0]
+    common = COMPILER_OPTIONS.get(device.platform, {})
+    return common | OPTIONS_OF_KIND.get(device.device_kind, {})
 
 
 def described_platform(device) -> str:
@@ -164,7 +169,7 @@ def is_ampere_or_later(device) -> bool:
     return float(device.compute_capability) >= 8.0
 
 
-def by_products(multiply, otherwise, *arrays):
+def multiply_on_tpu(multiply, otherwise, *arrays):
     """Calls one of two functions with the same result: on TPUs the one that uses matrix products,
     because indexing and sums over rows are slow there.
     """

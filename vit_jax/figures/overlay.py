@@ -30,7 +30,7 @@ def overlay(image: np.ndarray, patches: np.ndarray) -> np.ndarray:
     Returns:
       uint8 [height, width, 3].
     """
-    import matplotlib  # a tenth of the time that `vit_jax.train` takes to start
+    import matplotlib  # takes a tenth of the start of `vit_jax.train`
 
     patches = np.maximum(np.nan_to_num(patches, posinf=0.0), 0)
     share = enlarged(patches / max(patches.max(), 1e-12), image.shape[:2])

@@ -19,6 +19,7 @@ from vit_jax.train.experiment import Experiment, total_bytes
 
 GIB = 2**30
 CONSTRAINT = re.compile(r"sdy\.sharding_constraint|@Sharding\(")
+VERSION = 1  # of what is saved of a compilation; raise it when that changes
 VARIABLES = re.compile(r"(JAX|XLA|LIBTPU|TPU)_")  # environment variables that change a compilation
 
 
@@ -30,6 +31,7 @@ class Compiled:
     sharding_constraints: int
     total_bytes: float  # of HBM per chip
     program: Program | None
+    is_cached: bool = False
 
 
 def on_topology(config, topology_name: str, num_slices: int) -> Experiment:
@@ -56,7 +58,8 @@ def compile_step(experiment: Experiment) -> Compiled:
     text = lowered.as_text()
     path = index_cache.path_of("plan", identity(text, experiment.mesh))
     found = index_cache.read(path)
-    if found is None:
+    is_cached = found is not None
+    if not is_cached:
         found = compiled_arrays(lowered) | dict(seconds=np.array(time.perf_counter() - start))
         index_cache.write(path, found)
     program = zlib.decompress(found["program"].tobytes()).decode()
@@ -65,6 +68,7 @@ def compile_step(experiment: Experiment) -> Compiled:
         sharding_constraints=len(CONSTRAINT.findall(text)),
         total_bytes=float(found["total_bytes"]),
         program=Program(program) if program else None,
+        is_cached=is_cached,
     )
 
 
@@ -80,7 +84,8 @@ def identity(text: str, mesh: jax.sharding.Mesh) -> str:
         compiler=(jax.__version__, jax.lib.__version__, devices[0].client.platform_version),
         options=sorted(hardware.compiler_options(mesh).items()),
         variables=sorted(variables.items()),
-        devices=(mesh.devices.shape, devices),
+        devices=(mesh.devices.shape, devices[0].device_kind, devices),
+        version=VERSION,
     )
     return f"{parts}\n{text}"
 

@@ -54,7 +54,8 @@ SLOWDOWN = {
     ("full", False): 1.33,
     ("full", True): 1.38,
 }
-UTILISATION = 0.72  # of unrolled layers without remat
+# Of unrolled layers without remat: with short attention, and without.
+UTILISATION = {True: 0.72, False: 0.53}
 PER_MICROBATCH = 0.01  # share of the step's time, for each after the first
 
 
@@ -145,13 +146,16 @@ def num_shards(spec, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for group in axes for axis in group)
 
 
-def way_of_attention(config, stack: Stack) -> str:
+def way_of_attention(config, stack: Stack, mesh: Mapping[str, int]) -> str:
     """The way in which a TPU computes attention in a stack, "" if it has none."""
     if not stack.num_heads:
         return ""
     if config.model.posemb == "relative":
         return "einsum"
-    shape = (1, stack.length, stack.num_heads, stack.width // stack.num_heads)
+    heads = stack.num_heads
+    if heads % mesh["tensor"] == 0:
+        heads //= mesh["tensor"]
+    shape = (1, stack.length, heads, stack.width // stack.num_heads)
     x = jax.ShapeDtypeStruct(shape, config.model.dtype)
     return attention.choose(config.model.attention, x, x, "tpu")
 
@@ -160,13 +164,14 @@ def layer_bytes(one: Sketch, stack: Stack) -> float:
     """Bytes per token and layer that are saved for the backward pass."""
     settings = one.config.model
     itemsize = jnp.dtype(settings.dtype).itemsize
-    way = way_of_attention(one.config, stack)
+    way = way_of_attention(one.config, stack, one.mesh)
     multiple = SAVED[settings.remat, settings.scan and stack.may_scan]
     scores = 0
     if way not in ("", "short") and settings.remat != "full":
         multiple += BY_HEAD * max(HEAD_WIDTH * stack.num_heads / stack.width - 1, 0)
-    if way == "einsum" and settings.remat == "none":
+    if way not in ("", "short") and settings.remat == "none":
         multiple += PADDING
+    if way == "einsum" and settings.remat == "none":
         scores = itemsize * stack.num_heads * 128 * math.ceil(stack.length / 128)
     return multiple * stack.width * itemsize / 2 + scores
 
@@ -226,6 +231,8 @@ def guess(one: Sketch) -> Guess:
     flops = one.objective.train_flops * config.data.batch_size / one.num_chips
     precision = 1 if config.model.dtype == "bfloat16" else 2
     slowdown = SLOWDOWN[config.model.remat, config.model.scan]
-    compute = 1e3 * flops * precision / one.chip.peak_flops / UTILISATION * slowdown
+    ways = {way_of_attention(config, stack, one.mesh) for stack in one.objective.stacks}
+    slowdown /= UTILISATION[ways == {"short"}]
+    compute = 1e3 * flops * precision / one.chip.peak_flops * slowdown
     compute *= 1 + PER_MICROBATCH * (config.accum_steps - 1)
     return Guess(memory, compute + communication_ms(one))

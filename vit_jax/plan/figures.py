@@ -4,6 +4,7 @@ the load on the hosts.
 
 import dataclasses
 import math
+import re
 
 import jax
 
@@ -19,8 +20,8 @@ CORE_MS_PER_IMAGE = 1.2  # of the host, with inception crops; docs/performance.m
 CORE_MS_PER_VIEW = 0.4
 BYTES_PER_IMAGE = 110e3  # the mean size of ImageNet's JPEGs
 # Of `short_attention`: matrix products of the size of the scores, and bundles for each register of
-# scores (8 x 128) and 64 channels, by the static schedules for v5e. Heads of 80 take a tenth more,
-# and v6e takes a third less.
+# scores (8 x 128) of a head of up to 64 channels, by the static schedules for v5e. Wider heads take
+# more, about in proportion. v6e takes a third less; v4 and v5p, whose chips have two cores, half.
 SHORT_FORWARD = (2, 5.6)
 SHORT_BACKWARD = (5, 13.1)
 NARROW_HEAD = 64
@@ -69,10 +70,12 @@ def short_ms(calls, chip) -> tuple[float, float]:
     for values, call, times in calls:
         shapes = [hlo.sizes(shape) for shape in hlo.operand_shapes(call, values)]
         (batch, length, embed), (_, other, _) = shapes[:2]
+        kv = int(re.search(rf"{short_attention.NAME}(\d+)", call.rest)[1])
+        heads = embed / kv * max(kv / NARROW_HEAD, 1)
         products, of_a_register = SHORT_FORWARD if len(shapes) == 3 else SHORT_BACKWARD
         registers = math.ceil(length / 8) * math.ceil(other / 128)
         flops += times * products * 2 * batch * length * other * embed
-        bundles += times * of_a_register * batch * (embed / NARROW_HEAD) * registers
+        bundles += times * of_a_register * batch * heads * registers
     return 1e3 * flops / chip.peak_flops, 1e3 * bundles / chip.clock
 
 
@@ -86,7 +89,7 @@ def splash_ms(experiment: Experiment) -> float:
     scores = sum(
         stack.depth * stack.length**2 * stack.width
         for stack in experiment.objective.stacks
-        if cost_model.way_of_attention(config, stack) == "splash"
+        if cost_model.way_of_attention(config, stack, experiment.mesh.shape) == "splash"
     )
     images = config.data.batch_size / shards
     flops = products * 2 * images * scores / experiment.mesh.shape["tensor"]
@@ -190,6 +193,7 @@ def estimate(experiment: Experiment, compiled: Compiled, limit_gib: float) -> di
         model_flops_per_image=experiment.objective.train_flops,
         sharding_constraints=compiled.sharding_constraints,
         compile_s=compiled.seconds,
+        compile_cached=compiled.is_cached,
         suggestions=suggested,
     )
     if compiled.program is None:

@@ -279,6 +279,7 @@ def real_positions(
     out: int, kernel: int, size: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
     """Number of (output, kernel) positions of one dimension that meet a real input element."""
+    # Position start + i * stride must be a multiple of lhs_dilate: so is every `period`-th i.
     last = (size - 1) * lhs_dilate
     common = math.gcd(stride, lhs_dilate)
     period = lhs_dilate // common  # between outputs that meet one

@@ -68,7 +68,8 @@ def rows(plan: dict) -> list[tuple[str, str]]:
     if plan["step_ms"]:
         found += speed_rows(plan)
     constraints = f"{plan['sharding_constraints']} sharding constraints"
-    found.append(("compiled in", f"{plan['compile_s']:.0f} s, with {constraints}"))
+    cached = ", before: this is from the cache" * plan["compile_cached"]
+    found.append(("compiled in", f"{plan['compile_s']:.0f} s{cached}, with {constraints}"))
     return found
 
 

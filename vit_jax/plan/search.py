@@ -14,8 +14,17 @@ from vit_jax.train.experiment import Experiment
 FSDP = (1, 2, 4, 8, 16, 32, 64)
 TENSOR = (1, 2, 4)
 MICROBATCHES = (1, 2, 4, 8)
-ATTENTION = ("einsum", "splash")  # for more tokens than the other ways take
+ATTENTION = ("auto", "einsum")  # for sequences that "auto" gives to splash
 FAMILY = ("mesh.tensor", "mesh.zero", "model.scan", "model.remat", "model.attention", "accum_steps")
+
+
+def kinds_of_attention(experiment: Experiment) -> tuple[str, ...]:
+    """The values of `model.attention` to try."""
+    auto = changed(experiment.config, {"model.attention": "auto"})
+    for stack in experiment.objective.stacks:
+        if cost_model.way_of_attention(auto, stack, experiment.mesh.shape) == "splash":
+            return ATTENTION
+    return (experiment.config.model.attention,)
 
 
 def settings(experiment: Experiment):
@@ -24,10 +33,7 @@ def settings(experiment: Experiment):
     replicas = experiment.mesh.shape["replica"]
     slices = len({hardware.slice_index(device) for device in experiment.mesh.devices.flat})
     layers = (False, True) if experiment.model.can_stack else (False,)
-    kinds = (experiment.config.model.attention,)
-    ways = {cost_model.way_of_attention(experiment.config, s) for s in experiment.objective.stacks}
-    if "splash" in ways:
-        kinds = ATTENTION
+    kinds = kinds_of_attention(experiment)
     for fsdp, tensor in itertools.product(FSDP, TENSOR):
         data, remainder = divmod(chips, replicas * fsdp * tensor)
         if remainder or (replicas % slices and data % slices):

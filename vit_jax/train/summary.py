@@ -15,7 +15,7 @@ def schedule_text(config, schedule, total_steps: int) -> str:
     cooldown = total_steps - config.cooldown_steps
     turns = {0, config.warmup_steps, total_steps // 2, cooldown, total_steps}
     marks = sorted(mark for mark in turns if 0 <= mark <= total_steps)
-    rate = jax.jit(schedule)  # one program, where every operation would be one
+    rate = jax.jit(schedule)  # one program instead of one per operation
     return ", ".join(f"{mark}: {float(rate(mark)):.3g}" for mark in marks)
 
 

@@ -63,9 +63,9 @@ def equalize(image):
     for it is unchanged.
     """
     value = image.reshape(len(image), -1, 3).swapaxes(1, 2)  # [batch, 3, pixels]
-    counts = hardware.by_products(histogram_by_matmul, histogram_by_scatter, value)
+    counts = hardware.multiply_on_tpu(histogram_by_matmul, histogram_by_scatter, value)
     table = equalization(counts)
-    value = hardware.by_products(lookup_by_matmul, lookup_by_gather, value, table)
+    value = hardware.multiply_on_tpu(lookup_by_matmul, lookup_by_gather, value, table)
     return value.astype(jnp.uint8).swapaxes(1, 2).reshape(image.shape)
 
 

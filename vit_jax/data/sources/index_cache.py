@@ -71,7 +71,9 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray] | None:
         with regular.open_file(path) as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged zip fails in many ways
-        log.warning("the index %s is damaged (%s) and is rebuilt", path, type(error).__name__)
+        log.warning(
+            "the cache file %s is damaged (%s) and is made again", path, type(error).__name__
+        )
         return None
 
 

@@ -65,8 +65,8 @@ def is_short(query, key) -> bool:
     return block_width(length, key.shape[1], heads * kv, kv, query.dtype.itemsize) > 0
 
 
-def check_platform(way: str, query, key, platform: str) -> None:
-    """Raises UserError if that way does not run on the platform."""
+def check_way(way: str, query, key, platform: str) -> None:
+    """Raises UserError if that way does not run on the platform or not with these shapes."""
     if way in ("short", "splash") and platform != "tpu":
         raise UserError(f"attention={way} runs on TPUs, not on {platform}: use auto or blockwise")
     if way == "short" and not is_short(query, key):
@@ -100,7 +100,7 @@ def choose(way: str, query, key, platform: str) -> str:
     Raises:
       UserError: `way` does not run on the platform.
     """
-    check_platform(way, query, key, platform)
+    check_way(way, query, key, platform)
     if query.shape[1] == 1:
         return "einsum"
     if way != "auto":

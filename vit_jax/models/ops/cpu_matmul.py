@@ -8,7 +8,6 @@ transposed in memory first.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -55,16 +54,6 @@ def matmul_backward(residuals, gradient):
 
 
 matmul.defvjp(matmul_forward, matmul_backward)
-
-
-def dot_general(x, kernel, dimension_numbers, precision=None, preferred_element_type=None):
-    """`jax.lax.dot_general` as flax's layers call it: the last axes of x by the first of the
-    kernel; float32.
-    """
-    count = len(dimension_numbers[0][1])
-    inner = math.prod(kernel.shape[:count])
-    y = matmul(x.reshape(-1, inner), kernel.reshape(inner, -1))
-    return y.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
 
 
 def patch_convolution(image, kernel, strides, padding, **_):

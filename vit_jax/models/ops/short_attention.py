@@ -6,17 +6,16 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Of a TPU's registers, for float32.
+# A register of a TPU has 8 x 128 float32 numbers.
 SUBLANES = 8
 LANES = 128
 # The most registers of scores in a step of the kernel: its program is unrolled over heads, and the
 # backward pass takes about 13 bundles for each of these.
 MAX_REGISTERS = 1024
-# The most bytes of its arrays, twice because the next step's are read meanwhile; kernels have 16
-# MiB of VMEM on v4, v5e and v5p.
+# The most bytes of its blocks, which are double-buffered; kernels have 16 MiB of VMEM by default.
 MAX_BLOCK_BYTES = 12 * 2**20
 
-NAME = "short_attention"  # of the kernels in a compiled program
+NAME = "short_attention_"  # of the kernels in a compiled program, before the channels of a head
 
 # Dimension numbers of products of matrices: a b, a b^T, a^T b.
 PLAIN = (((1,), (0,)), ((), ()))
@@ -40,7 +39,7 @@ def heads_of(width: int, kv: int) -> list[tuple[int, int, int]]:
     return heads
 
 
-def only(x, offset: int, kv: int):
+def mask_head(x, offset: int, kv: int):
     """x [rows, lanes] with zeros outside of the `kv` lanes of a head.
 
     A product over all lanes is then one over those of the head, so that no lane has to be moved.
@@ -68,7 +67,7 @@ def exponentials(scores, kv: int, axis: int):
 def forward_kernel(query, key, value, output, *, kv: int):
     outputs = {}
     for start, stop, offset in heads_of(query.shape[-1], kv):
-        own = functools.partial(only, offset=offset, kv=kv)
+        own = functools.partial(mask_head, offset=offset, kv=kv)
         v = own(value[0, :, start:stop])
         scores = product(own(query[0, :, start:stop]), key[0, :, start:stop], RIGHT_TRANSPOSED)
         weights = exponentials(scores, kv, 1)
@@ -82,7 +81,7 @@ def backward_kernel(query, key, value, gradient, of_query, of_key, of_value, *, 
     dtype = query.dtype
     queries, keys, values = {}, {}, {}
     for start, stop, offset in heads_of(query.shape[-1], kv):
-        own = functools.partial(only, offset=offset, kv=kv)
+        own = functools.partial(mask_head, offset=offset, kv=kv)
         q = query[0, :, start:stop]
         k = own(key[0, :, start:stop])
         g = own(gradient[0, :, start:stop])
@@ -113,16 +112,17 @@ def block_width(length: int, other: int, embed: int, kv: int, itemsize: int) -> 
 
     def fits(width: int) -> bool:
         rows = 3 * length + 4 * other  # of the backward pass
-        of_a_head = math.ceil(other / SUBLANES) * math.ceil(length / LANES)
+        forward = math.ceil(length / SUBLANES) * math.ceil(other / LANES)
+        backward = math.ceil(other / SUBLANES) * math.ceil(length / LANES)
         return (
             2 * rows * width * itemsize <= MAX_BLOCK_BYTES
-            and of_a_head * (width // kv) <= MAX_REGISTERS
+            and max(forward, backward) * (width // kv) <= MAX_REGISTERS
         )
 
     return max(filter(fits, [*widths, embed]), default=0)
 
 
-def call(kernel, like, arrays, kv: int, interpret: bool):
+def run_kernel(kernel, like, arrays, kv: int, interpret: bool):
     """`kernel` for each example and each block of channels of arrays [batch, length, embed]; its
     outputs are `like` those arrays. Pallas is imported only here.
     """
@@ -142,28 +142,28 @@ def call(kernel, like, arrays, kv: int, interpret: bool):
         out_specs=[block(x) for x in like],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-        name=NAME,
+        name=f"{NAME}{kv}",
         interpret=interpret,
     )(*arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def of_rows(query, key, value, kv: int, interpret: bool):
+def attention_of_rows(query, key, value, kv: int, interpret: bool):
     """Attention of arrays [batch, length, heads * kv]."""
     return forward(query, key, value, kv, interpret)[0]
 
 
 def forward(query, key, value, kv, interpret):
     arrays = query, key, value
-    (output,) = call(forward_kernel, [query], arrays, kv, interpret)
+    (output,) = run_kernel(forward_kernel, [query], arrays, kv, interpret)
     return output, arrays
 
 
 def backward(kv, interpret, arrays, gradient):
-    return tuple(call(backward_kernel, arrays, (*arrays, gradient), kv, interpret))
+    return tuple(run_kernel(backward_kernel, arrays, (*arrays, gradient), kv, interpret))
 
 
-of_rows.defvjp(forward, backward)
+attention_of_rows.defvjp(forward, backward)
 
 
 def short_attention(query, key, value, interpret: bool = False):
@@ -179,4 +179,4 @@ def short_attention(query, key, value, interpret: bool = False):
       [batch, length, heads, kv] in the dtype of `query`.
     """
     rows = [x.reshape(*x.shape[:2], -1) for x in (query, key, value)]
-    return of_rows(*rows, query.shape[-1], interpret).reshape(query.shape)
+    return attention_of_rows(*rows, query.shape[-1], interpret).reshape(query.shape)

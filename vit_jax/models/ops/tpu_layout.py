@@ -19,9 +19,9 @@ def in_memory(x, *order: int):
     return with_layout_constraint(x, Layout(order))
 
 
-def as_it_is(x):
-    """x, which the compiler computes in this shape, as it does its gradient, even if both are
-    reshaped before or after.
+def keep_shape(x):
+    """x. On TPUs a barrier, so that it and its gradient are computed in this shape, whatever
+    reshapes surround it.
     """
     if hardware.platform() != "tpu":
         return x
