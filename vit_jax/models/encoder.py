@@ -6,7 +6,6 @@ Parameters have the published names.
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import sharding
 from vit_jax.models.dropout import (
@@ -97,15 +96,13 @@ class MultiHeadDotProductAttention(nn.Module):
             y = weighted(weights, value)
         else:
             y = attend(query, key, value, self.dtype, self.softmax_dtype, self.attention)
-        y = checkpoint_name(y, "attended")
         return OutputProjection(x.shape[-1], self.dtype, name="out")(y)
 
     def project(self, name: str, x):
         """[batch, length, embed] -> [batch, length, heads, kv]."""
         kv = x.shape[-1] // self.num_heads
         y = HeadProjection(self.num_heads, kv, self.dtype, name=name)(x)
-        y = sharding.constrain(y, "batch", "length", "heads", "kv")
-        return checkpoint_name(y, name)
+        return sharding.constrain(y, "batch", "length", "heads", "kv")
 
     def distance(self, x):
         """Embeddings of the distances between tokens: [length, length, kv]."""

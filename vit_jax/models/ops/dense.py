@@ -9,6 +9,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import hardware
 from vit_jax.models.ops import cpu_matmul
@@ -98,7 +99,7 @@ def flat_kernel(module: nn.Module, shape: tuple[int, ...], rows: int):
 
 class HeadProjection(nn.Module):
     """[batch, length, embed] -> [batch, length, heads, kv], with the parameters of
-    nn.DenseGeneral.
+    nn.DenseGeneral. What remat saves of it has no axis of heads, for which TPUs would copy it.
     """
 
     heads: int
@@ -111,6 +112,7 @@ class HeadProjection(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.kv))
         y = product(x, kernel, self.dtype)
         y = add_bias(y, bias.astype(y.dtype).reshape(-1))
+        y = checkpoint_name(y, self.name)
         return y.reshape(*x.shape[:-1], self.heads, self.kv)
 
 
@@ -127,7 +129,8 @@ class OutputProjection(nn.Module):
         *rows, heads, kv = x.shape
         kernel = flat_kernel(self, (heads, kv, self.embed), heads * kv)
         bias = self.param("bias", nn.initializers.zeros, (self.embed,))
-        y = product(x.reshape(*rows, heads * kv), kernel, self.dtype)
+        x = checkpoint_name(x.reshape(*rows, heads * kv), "attended")
+        y = product(x, kernel, self.dtype)
         return y + bias.astype(y.dtype)
 
 
