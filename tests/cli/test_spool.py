@@ -131,3 +131,18 @@ def test_lines_that_are_written_while_others_are_sent_are_not_lost(bucket):
         files.deliver()
     files.close()
     assert bucket.content("run/log.txt").split() == [str(i).encode() for i in range(300)]
+
+
+def test_a_damaged_answer_is_not_written_back(monkeypatch):
+    """Two answers must agree: here one of them has a flipped bit, then all differ."""
+    answers = [b'{"loss": 1.5}\n', b'{"loss": 1.4}\n', b'{"loss": 1.5}\n', b'{"loss": 1.5}\n']
+    monkeypatch.setattr(objects, "content", lambda path: answers.pop(0))
+    files = opened()
+    assert files.path("metrics.jsonl").read_bytes() == b'{"loss": 1.5}\n'
+    numbers = iter(range(100))
+    monkeypatch.setattr(objects, "content", lambda path: str(next(numbers)).encode())
+    with pytest.raises(
+        UserError, match=r"run/log\.txt can't be read \(its content differs each time\): fix it"
+    ):
+        files.path("log.txt")
+    files.close()

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 LAST_TRIES = 20  # once a second at the end, for a store that fails
+AGREE_TRIES = 5  # in which a file is read as it was the time before
 PATIENCE_S = 60  # for files to reach the store before a save, and at the end
 UNFINISHED = ".tmp"  # end of the names of files that are being written
 
@@ -86,8 +87,19 @@ class Spool:
         return path
 
     def read(self, path: str) -> bytes | None:
+        """What the store has, None if it has nothing.
+
+        The client does not check answers against the store's checksums, and lines that are read
+        are written again. So two answers must agree.
+        """
         try:
-            return objects.content(path)
+            content = objects.content(path)
+            for _ in range(AGREE_TRIES):
+                before = content
+                content = objects.content(path)
+                if content == before:
+                    return content
+            raise OSError("its content differs each time")
         except Exception as error:  # of many types
             raise UserError(
                 f"{path} can't be read ({one_line(error)[:160]}): fix it, or choose another "
