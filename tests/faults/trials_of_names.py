@@ -101,7 +101,8 @@ def by_plan(name: str) -> None:
     hbm = dict.fromkeys(("total", "params", "opt_state", "activations", "batch"), 1.0)
     plan = dict(config=name, topology="v5e", mesh={}, num_slices=1, fits=True, hbm_gib=hbm)
     plan |= dict(model_flops_per_image=1, num_chips=1, params_split=0, params=1, hbm_limit_gib=1)
-    plan |= dict(step_ms=None, compile_s=1, sharding_constraints=0, collectives=[])
+    plan |= dict(step_ms=None, compile_s=1, compile_cached=False, collectives=[])
+    plan |= dict(sharding_constraints=0)
     plan_report.show(plan | dict(suggestions=[name]))
 
 
