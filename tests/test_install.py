@@ -40,6 +40,7 @@ def test_one_package_with_all_its_files(installed):
     files = list((ROOT / "vit_jax").rglob("*.py")) + list((ROOT / "configs").rglob("*.py"))
     names = {str(path.relative_to(ROOT)).removeprefix("vit_jax/") for path in files}
     names |= {"data/prepare/imagenet21k_wordnet_ids.txt", "report/page.html"}
+    names |= {"data/sources/digits.npz"}
     there = installed / "vit_jax"
     assert names == {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from tensorflow_datasets.datasets.imagenet_v2 import imagenet_v2_dataset_builder
 
 from vit_jax import config as configs
@@ -324,24 +325,23 @@ def test_empty_split_is_named(cifar10, no_network, split):
     assert repr(split) in text and "no examples" in text
 
 
-def test_digits_are_those_of_sklearn():
-    opened = {split: sources.open_source("digits", split) for split in ("train", "val", "test")}
-    assert [len(source) for source in opened.values()] == [1077, 360, 360]
-    found, classes = collections.Counter(), {}
-    for split, source in opened.items():
-        pictures, labels = everything(source)
-        assert source.num_classes == 10 and source.class_names[7] == "7"
-        found.update(
-            (picture[:, :, 0].tobytes(), label)
-            for picture, label in zip(pictures, labels, strict=True)
-        )
-        classes[split] = np.bincount(labels, minlength=10) / len(labels)
+def test_digits_are_those_of_sklearn_split_by_it():
     data = load_digits()
     scaled = np.round(data.images / 16 * 255).astype(np.uint8)
-    assert found == collections.Counter(
-        (x.tobytes(), int(y)) for x, y in zip(scaled, data.target, strict=True)
-    )
-    np.testing.assert_allclose(classes["test"], classes["train"], atol=0.005)
+
+    def divided(places):
+        by_class = data.target[places]
+        return train_test_split(places, test_size=360, random_state=0, stratify=by_class)
+
+    rest, test = divided(np.arange(1797))
+    train, val = divided(rest)
+    for split, places in dict(train=train, val=val, test=test).items():
+        source = sources.open_source("digits", split)
+        assert source.num_classes == 10 and source.class_names[7] == "7"
+        pictures, labels = everything(source)
+        np.testing.assert_array_equal(pictures[..., 0], scaled[places])
+        np.testing.assert_array_equal(labels, data.target[places])
+    assert [len(places) for places in (train, val, test)] == [1077, 360, 360]
     assert "digits" in message("digits", "holdout") and "train, val, test" in message(
         "digits", "holdout"
     )

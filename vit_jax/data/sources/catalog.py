@@ -5,7 +5,7 @@ TensorFlow.
 import dataclasses
 
 from vit_jax.config import is_own, meanings, uses_labels
-from vit_jax.data.sources import csv_file, folder, ignored, own, splits, tars, vtab_tasks
+from vit_jax.data.sources import csv_file, digits, folder, ignored, own, splits, tars, vtab_tasks
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.unlabelled import without_labels
 from vit_jax.errors import UserError
@@ -59,8 +59,6 @@ def listing(name: str, labelled: bool = True) -> Listing | None:
     """The listing of a data set of image files, or None for one that TFDS prepares."""
     kind, _, where = name.partition(":")
     if name == "digits":
-        from vit_jax.data.sources import digits  # scikit-learn takes a second to import
-
         return digits.load() if labelled else without_labels(digits.load())
     if kind not in LISTED:
         return None
