@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 
 from vit_jax import config as configs
@@ -24,13 +25,26 @@ import jax  # noqa: E402 - reads the environment
 import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
+from vit_jax.distributed import hardware  # noqa: E402
 from vit_jax.models import losses  # noqa: E402
+from vit_jax.models.ops import short_attention  # noqa: E402
 from vit_jax.plan import collectives, compilation, figures, hlo  # noqa: E402
+from vit_jax.train.experiment import total_bytes  # noqa: E402
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 COMMON = ["model.pool=gap", "model.posemb=sincos2d", "model.pre_logits=False", "model.dropout=0"]
 COMMON += ["optim.wd=1e-4", "optim.wd_times_lr=False", "optim.grad_clip_norm=1"]
 COMMON += ["loss=sigmoid_xent"]
+# Part of the step -> what the name of an operation contains, in both programs; the first that does.
+# A fusion has the name of one of its operations.
+PARTS = {
+    "MLP": "MlpBlock",
+    "projections": r"MultiHead.*(query|key|value|out\b|project)",
+    "attention": "MultiHead|" + short_attention.NAME,
+    "LayerNorm": "LayerNorm|encoder_norm",
+    "embedding, head and loss": "jvp",
+    "optimizer, norms and the rest": "",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +81,25 @@ CASES = [
 ]
 
 
-def facts(compiled, arguments, mesh, chip, job=None) -> dict:
+def part_of(name: str) -> str:
+    return next(part for part, pattern in PARTS.items() if re.search(pattern, name))
+
+
+def mcycles_by_part(program: hlo.Program, chip, kernels_ms: float) -> dict[str, float]:
+    """The compiler's cycles of each of `PARTS`, with those of attention's kernels."""
+    found = dict.fromkeys(PARTS, 0.0)
+    found["attention"] = kernels_ms * chip.clock / 1e9
+    for _, instruction, times in program.walk():
+        name = re.search('op_name="([^"]*)"', instruction.rest)
+        part = part_of(name[1]) if name else "optimizer, norms and the rest"
+        found[part] += times * instruction.cycles / 1e6
+    return found
+
+
+def facts(program: hlo.Program, size: float, mesh, chip, job=None) -> dict:
     """Mcycles, memory and communication of a compiled program; `job` is the experiment if the
     program is ours, whose kernels are counted.
     """
-    program = hlo.Program(compiled.as_text())
-    memory = compiled.memory_analysis()
     roofline, compute = figures.compute_ms(program, chip)
     kernels = 0.0
     if job:
@@ -86,9 +113,13 @@ def facts(compiled, arguments, mesh, chip, job=None) -> dict:
         roofline_ms=roofline,
         communication_ms=1e3 * sum(c.seconds for c in sent),
         waiting_ms=1e3 * sum(c.seconds for c in sent if not c.overlapped),
-        state_gib=compilation.shard_bytes(arguments) / 2**30,
-        temporary_gib=memory.temp_size_in_bytes / 2**30,
+        hbm_gib=size / 2**30,
+        by_part=mcycles_by_part(program, chip, kernels),
     )
+
+
+def program_of(compiled) -> tuple[hlo.Program, float]:
+    return hlo.Program(compiled.as_text()), total_bytes(compiled)
 
 
 def forward_backward(apply, loss: str):
@@ -116,16 +147,19 @@ def our_config(case: Case):
 def ours(case: Case) -> dict:
     config = our_config(case)
     job = compilation.on_topology(config, case.topology, 1)
+    if case.whole:
+        found = compilation.compile_step(job)
+        return facts(found.program, found.total_bytes, job.mesh, job.chip, job)
+
+    def apply(params, image):
+        return job.model.apply({"params": params}, image, train=True)
+
     with jax.set_mesh(job.mesh):
-        if case.whole:
-            compiled = job.train_step.lower(job.abstract_state, job.abstract_batch).compile()
-        else:
-            apply = lambda p, x: job.model.apply({"params": p}, x, train=True)  # noqa: E731
-            step = jax.jit(forward_backward(apply, config.loss))
-            compiled = step.lower(
-                job.abstract_state.params, *images(job.mesh, case.batch_size)
-            ).compile()
-    return facts(compiled, job.abstract_state, job.mesh, job.chip, job)
+        options = hardware.compiler_options(job.mesh)
+        step = jax.jit(forward_backward(apply, config.loss), compiler_options=options)
+        arguments = images(job.mesh, case.batch_size)
+        compiled = step.lower(job.abstract_state.params, *arguments).compile()
+    return facts(*program_of(compiled), job.mesh, job.chip, job)
 
 
 def optimizer(params, batch_size: int):
@@ -185,12 +219,15 @@ def peers(case: Case) -> dict:
         else:
             lowered = jax.jit(gradient).lower(state["params"], *arguments)
         compiled = lowered.compile()
-    return facts(compiled, state, mesh, chip)
+    return facts(*program_of(compiled), mesh, chip)
+
+
+def rounded(found: dict) -> dict:
+    return jax.tree.map(lambda value: round(value, 3), found)
 
 
 def show(row: dict) -> None:
-    us = {key: round(value, 3) for key, value in row["ours"].items()}
-    them = {key: round(value, 3) for key, value in row["big_vision"].items()}
+    us, them = rounded(row["ours"]), rounded(row["big_vision"])
     ratio = row["ours"]["mcycles"] / row["big_vision"]["mcycles"]
     print(f"{row['name']}: {us['mcycles']:.1f} / {them['mcycles']:.1f} = {ratio:.3f}")
     print(f"  {us}\n  {them}", flush=True)

@@ -32,18 +32,16 @@ def recipes() -> list[str]:
     return [f"{variant},{chip}" for variant, chips in pods.items() for chip in chips]
 
 
-def plan(argument: str) -> dict:
-    """Compiles one recipe in a process of its own."""
+def plan(options: list[str]) -> dict:
+    """The plan by `vit_jax.plan` with these options, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "plan.json"
-        options = [f"--config={RECIPES}:{argument}", f"--json={out}"]
-        command = [sys.executable, "-m", "vit_jax.plan", *options]
+        command = [sys.executable, "-m", "vit_jax.plan", *options, f"--json={out}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise errors.UserError(
-                f"{RECIPES}:{argument} could not be planned: {last.removeprefix('error: ')}"
-            )
+            what = " ".join(options).removeprefix("--config=")
+            raise errors.UserError(f"{what} could not be planned: {last.removeprefix('error: ')}")
         return json.loads(out.read_text())
 
 
@@ -78,10 +76,15 @@ def row(argument: str, found: dict) -> tuple:
     return (*head, memory, span(found["step_ms"]), communication, span(percent), images, days)
 
 
+def table(columns: tuple[str, ...], rows) -> str:
+    """In Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def page(found: dict[str, dict]) -> str:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row(*item) for item in found.items())]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{HEAD}{table}\n\n{UNSEEN}\n"
+    rows = (row(*item) for item in found.items())
+    return f"{HEAD}{table(COLUMNS, rows)}\n\n{UNSEEN}\n"
 
 
 def main(argv: list[str]) -> int:
@@ -105,7 +108,8 @@ def main(argv: list[str]) -> int:
             )
         found = {}
         with concurrent.futures.ThreadPoolExecutor(max(args.jobs, 1)) as pool:
-            for argument, result in zip(wanted, pool.map(plan, wanted), strict=True):
+            options = [[f"--config={RECIPES}:{argument}"] for argument in wanted]
+            for argument, result in zip(wanted, pool.map(plan, options), strict=True):
                 found[argument] = result
                 verdict = "fits" if result["fits"] else "DOES NOT FIT"
                 memory = f"{result['hbm_gib']['total']:.2f} of {result['hbm_limit_gib']:.2f} GiB"
