@@ -74,6 +74,8 @@ CASES = [
     Case("L/16", "v5e:8x8", 4096, True),
     Case("L/16", "v5e:8x8", 4096, True, "mesh.data=4 mesh.fsdp=16"),
     Case("L/16", "v5e:8x8", 4096, True, recipe="pods.py:L/16,v5e"),
+    Case("L/16", "v6e:4x8", 4096, True),
+    Case("L/16", "v6e:4x8", 4096, True, recipe="pods.py:L/16,v6e"),
     Case("B/16", "v5e:4x8", 4096, True),
     Case("B/16", "v5e:4x8", 4096, True, recipe="pods.py:B/16,v5e"),
     Case("H/14", "v5e:16x16", 4096, True, "mesh.data=16 mesh.fsdp=16"),
