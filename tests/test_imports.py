@@ -28,7 +28,7 @@ LAYERS = (
     ("train",),
     ("vtab",),
     ("report",),
-    ("plan", "finetune", "convert", "predict", "goodput"),
+    ("plan", "finetune", "convert", "predict", "goodput", "compare"),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
 )

@@ -1,6 +1,7 @@
 """What depends on the platform: facts about accelerators, compiler options, and ways to compute."""
 
 import dataclasses
+import os
 import pathlib
 import sys
 
@@ -108,6 +109,27 @@ def has_fast_bfloat16() -> bool:
     except OSError:
         return False
     return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def devices() -> dict[str, object]:
+    """What a run computes on, for its records: two with the same give the same bits."""
+    found = dict(kind=jax.devices()[0].device_kind, count=jax.device_count())
+    found["processes"] = jax.process_count()
+    if is_cpu():
+        found |= dict(cpu=cpu_name(), cores=os.cpu_count())
+    return found
+
+
+def cpu_name() -> str:
+    """Such as "AMD EPYC, family 25, model 17"; "" if Linux does not say it."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return ""
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    if "model name" not in facts:
+        return ""
+    return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
 def is_linux() -> bool:

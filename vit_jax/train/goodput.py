@@ -207,6 +207,7 @@ class Account:
         self.last_step = 0
         self.furthest = 0  # step that this start or an earlier one is known to have done
         self.steps_repeated = 0
+        self.changed = {}  # what differs from the start before, by `workdir.claim`
         self.writes = threading.Lock()
         self.is_written = True
         self.over = threading.Event()
@@ -285,6 +286,7 @@ class Account:
             last_step=self.last_step,
             steps_repeated=self.steps_repeated,
             parts=parts,
+            changed=self.changed,
         )
 
     def totals(self) -> dict:

@@ -68,7 +68,9 @@ def train(config, folder: epath.Path, files: Files) -> None:
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment, weights)
         del weights  # gigabytes that the run needs no more
-        workdir.claim(folder, config, source.fingerprint, taught_by, experiment.sizes)
+        account.changed = workdir.claim(
+            folder, config, source.fingerprint, taught_by, experiment.sizes
+        )
         pipeline = run_data.open_pipeline(experiment, source, files, spikes.left_out)
         writer = stack.enter_context(metrics.MetricWriter(files, done, config))
         with account.spending("compilation"):

@@ -13,7 +13,7 @@ from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.cli import lock, objects, regular
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import messages, versions
+from vit_jax.distributed import hardware, messages, versions
 from vit_jax.distributed.waits import waiting
 from vit_jax.errors import UserError, one_line, storage_problem
 
@@ -221,12 +221,15 @@ def claim(
     fingerprint: str,
     teacher: str = "",
     sizes: Mapping | None = None,
-) -> None:
+) -> dict[str, list]:
     """Writes config.json: the resolved config, what the training data and the teacher are, sizes,
     devices, versions, commit and command.
 
     Args:
       sizes: `Experiment.sizes`; None for what is not one run.
+
+    Returns:
+      key -> [before, now] of what differs from the start before.
     """
     record = dict(config=configs.to_json(config), data_fingerprint=fingerprint)
     if teacher:
@@ -234,15 +237,33 @@ def claim(
     if sizes:
         record["sizes"] = sizes
     record |= dict(
-        devices=dict(
-            kind=jax.devices()[0].device_kind,
-            count=jax.device_count(),
-            processes=jax.process_count(),
-        ),
+        devices=hardware.devices(),
         versions=versions.versions(),
         commit=versions.commit(),
         code=versions.code(),
         command=sys.argv,
     )
-    if jax.process_index() == 0:
-        cli.replace_file(workdir / "config.json", json.dumps(record, indent=2) + "\n")
+    if jax.process_index() != 0:
+        return {}
+    path = workdir / "config.json"
+    changed = changes(path, record)
+    cli.replace_file(path, json.dumps(record, indent=2) + "\n")
+    return changed
+
+
+def changes(path: epath.Path, record: Mapping) -> dict[str, list]:
+    """Key -> [before, now] of the devices, versions, code and config of a start that differ from
+    those in config.json; {} if there is none, or it can't be read.
+    """
+    try:
+        before = flat_record(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    now = flat_record(json.loads(json.dumps(record)))
+    keys = (key for key in now if key in before and before[key] != now[key])
+    return {key: [before[key], now[key]] for key in keys}
+
+
+def flat_record(record: Mapping) -> dict:
+    parts = {part: record[part] for part in ("devices", "versions", "commit", "code")}
+    return dict(configs.flatten(parts)) | dict(configs.flatten(record["config"]))

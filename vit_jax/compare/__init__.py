@@ -1,0 +1,1 @@
+"""Where runs part, and what may be the reason."""
