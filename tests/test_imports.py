@@ -172,4 +172,4 @@ for name in names:
 
 def test_the_layers_name_what_stands_at_the_root_of_the_package():
     found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 22
+    assert found == set(itertools.chain(*LAYERS)) and len(found) <= 24
