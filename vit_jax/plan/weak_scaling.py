@@ -130,6 +130,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     def work():
+        cli.check_file(args.out, "--out")
         out = pathlib.Path(args.out)
         chips = args.chips or list(PODS)
         wanted = {name: [options(name, number) for number in chips] for name in args.config}
