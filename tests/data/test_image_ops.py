@@ -138,7 +138,7 @@ def test_windows_are_resized_as_by_torchvision(kind):
     for (y, x, h, w), wanted in zip(data["windows"].tolist(), data[kind], strict=True):
         found = image_ops.resize(image[y : y + h, x : x + w], 16, f"{kind}_pillow")
         off = np.abs(found.numpy().astype(int) - wanted)
-        assert off.max() <= dict(bilinear=1, bicubic=10)[kind] and off.mean() < 0.15
+        assert off.max() <= dict(bilinear=1, bicubic=10)[kind] and off.mean() < 0.2
         # The published methods have other pixels: these are antialiased, those truncated.
         others = image_ops.resize(image[y : y + h, x : x + w], 16, **images.resizing(kind))
         assert (h, w) == (16, 16) or (others.numpy() != wanted).mean() > 0.3

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from conftest import below, golden
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data.augment import affine, batch, randaugment, shears, timm_randaugment
 from vit_jax.data.augment.timm_randaugment import MOVED, OPS, Policy
@@ -101,6 +102,27 @@ def test_shears_find_what_gathers_find(bicubic, shape, count):
         one, other = (np.asarray(randaugment.as_uint8(way(image, by))) for way in ways)
         off = np.abs(one.astype(int) - other)[inside]
         assert off.max() <= (most > 0) and (off > 0).mean() <= most
+
+
+def test_tpus_gather_nothing_and_devices_send_nothing():
+    """On a TPU a gather costs per index, and each image would have its own."""
+    policy = Policy(9.0)
+    op, level, sign = timm_randaugment.choose(keys(8), policy)
+    image = jnp.asarray(noise(8, 6, 7))
+    run = jax.jit(functools.partial(timm_randaugment.moved, policy=policy))
+    traced = run.trace(image, op, level, sign)
+    has = [
+        "gather" in traced.lower(lowering_platforms=(name,)).as_text() for name in ("tpu", "cpu")
+    ]
+    assert has == [False, True]
+    mesh = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    by = timm_randaugment.moves(op, level, sign, 6, 7)
+    arrays = jax.device_put((image, by), mesh)
+    for way in (affine, shears):
+        compiled = jax.jit(functools.partial(way.interpolate, bicubic=False)).lower(*arrays)
+        text = compiled.compile().as_text()
+        sent = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+        assert not any(name in text for name in sent)
 
 
 def test_no_bit_is_kept_at_the_end_of_the_magnitudes():
