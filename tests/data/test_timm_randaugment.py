@@ -80,7 +80,11 @@ def test_pixels_are_those_of_timm(way, bicubic, increasing):
 
 @pytest.mark.parametrize(
     ("bicubic", "shape", "count"),
-    [(True, (130, 60), 10), (True, (2, 1), 10), (False, (23, 40), 30)],
+    [
+        (True, (90, 40), 10),
+        pytest.param(True, (2, 1), 10, marks=pytest.mark.slow),
+        pytest.param(False, (224, 224), 10, marks=pytest.mark.slow),
+    ],
 )
 def test_shears_find_what_gathers_find(bicubic, shape, count):
     """Of all maps up to the largest. Of a flat image exactly: no pixel is missed, whose weight
@@ -172,6 +176,7 @@ def test_without_a_deviation_the_magnitude_is_the_same_for_all():
     assert (np.asarray(level) == 10).all()
 
 
+@pytest.mark.slow
 def test_depends_on_key_and_pixels_only(monkeypatch):
     """The choice of a few images, whatever batch they are in; and some have no operation."""
     monkeypatch.setattr(timm_randaugment, "operate", WAYS[1])
@@ -194,6 +199,7 @@ def test_both_ways_are_equal_for_an_odd_size():
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_layers_choose_independently(monkeypatch):
     def number(image, op, level, sign, policy):
         return (image * 16 + op[:, None, None, None]).astype(jnp.uint8)

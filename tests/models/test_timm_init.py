@@ -42,7 +42,12 @@ def assert_alike(ours: np.ndarray, theirs: np.ndarray, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "fields"), [("timm", dict(distilled=True)), ("timm_map", MAP), ("jax", {})]
+    ("case", "fields"),
+    [
+        ("timm", dict(distilled=True)),
+        pytest.param("timm_map", MAP, marks=pytest.mark.slow),
+        ("jax", {}),
+    ],
 )
 def test_every_parameter_starts_as_timms(case, fields):
     """timm calls the default here 'jax'. Two leaves of its own are not those of the published code:
@@ -63,6 +68,7 @@ def test_every_parameter_starts_as_timms(case, fields):
         assert_alike(value, published, name)
 
 
+@pytest.mark.slow
 def test_a_head_may_have_another_start():
     """As in MAE's fine-tuning, which has timm's initialisation but for the head."""
     found = initial(weight_init="timm", head_std=2e-5, head_bias=-3.0)
@@ -79,6 +85,7 @@ def test_leaves_are_independent_and_a_function_of_the_key():
     assert abs(np.corrcoef(*kernels)[0, 1]) < 0.03
 
 
+@pytest.mark.slow
 def test_every_way_to_initialise_has_it():
     """Also with layers in one array, and keys by name."""
     model = vit_jax.create_model("Ti/16", **SIZES, weight_init="timm", scan=True)
