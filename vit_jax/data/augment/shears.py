@@ -90,6 +90,7 @@ def sheared(packed, moves):
     border = (before, before + lost(first) - 2 * first)
     x = jnp.pad(packed, [(0, 0), (EDGE, EDGE), border], mode="edge")
     x = shifted(x, offset(p, right, rows, height), first, 2)
+    # From here on, what is added is farther from the image than `EDGE`, and never counts.
     before = AROUND + second - EDGE
     x = jnp.pad(x, [(0, 0), (before, before + lost(second) - 2 * second), (0, 0)])
     x = shifted(x, offset(q, down, columns, width), second, 1)
@@ -98,6 +99,7 @@ def sheared(packed, moves):
     by_r = offset(r, 0.0, rows, height)
     x = shifted(x, by_r, third, 2)
 
+    # The same maps for positions: rounded alike, because offsets are whole numbers.
     column = span(width, AROUND, 2) + by_r
     row = rows + offset(q, down, column, width)
     return x, column + offset(p, right, row, height), row
@@ -132,5 +134,5 @@ def interpolate(image, moves, bicubic: bool):
             total += weight[..., None] * randaugment.unpack(pixels).astype(jnp.float32)
         return total
 
-    # A loop: unrolled, the sum takes 1.7 times the cycles of a v5e.
+    # A loop: unrolled, the sum takes 1.5 times the cycles of a v5e.
     return jax.lax.fori_loop(0, 2 * AROUND + 1, add_row, jnp.full(image.shape, EXCESS))

@@ -1,13 +1,12 @@
 """RandAugment (arXiv 1909.13719) as in timm (auto_augment.py of 1.0.31), for a batch on the device.
 
-Its recipes write rand-m9-mstd0.5-inc1. Compared with big_vision's there is no Cutout, translations
-are shares of the image, moved images are interpolated and filled with the mean colour, an operation
-is skipped with probability 0.5, and the magnitude may vary. Every operation takes and returns uint8
-[batch, H, W, 3]; `level` is the magnitude of each image, float32 [batch] from 0 to 10, and `sign`
-is 1 or -1, int32 [batch].
+Recipes write it as rand-m9-mstd0.5-inc1. Unlike big_vision's it has no Cutout, translations are
+shares of the image, moved images are interpolated and filled with a colour, an operation is skipped
+with probability 0.5, and the magnitude may vary.
 
-All pixels are those of Pillow 13.0, except that autocontrast, and moved images as affine.py says,
-may differ by one level.
+Operations take and return uint8 [batch, H, W, 3]. `level` is the magnitude of each image, float32
+[batch] from 0 to 10; `sign` is 1 or -1, int32 [batch]. The pixels are those of Pillow 13.0, but
+autocontrast, and moved images as affine.py says, may differ by one level.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ PROBABILITY = 0.5  # that an operation is applied
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What timm's string says, and the settings that it gets from the transforms."""
+    """What timm takes from its string, and from the other transforms."""
 
     magnitude: float
     std: float = 0.0  # of the magnitude, a normal distribution that is clipped to 0 and LARGEST
@@ -36,9 +35,9 @@ class Policy:
 
 
 def whole(level, largest: int):
-    """The share `level` / 10 of `largest`, rounded down: int32 [batch].
+    """level / 10 of `largest`, rounded down: int32 [batch].
 
-    The small term is for products that float32 rounds to just below a whole number.
+    What is added is for products that float32 rounds to just below a whole number.
     """
     return jnp.floor(level / LARGEST * largest + 1e-5).astype(jnp.int32)
 
@@ -49,7 +48,9 @@ def per_image(x):
 
 
 def posterize(image, level, sign, policy: Policy):
-    """Keeps the upper 4 bits at one end of the magnitudes, and none at the other."""
+    """Keeps the upper 4 bits at one end of the magnitudes, and none at the other, where Pillow 13
+    has an error and earlier versions made the image black.
+    """
     bits = whole(level, 4)
     bits = jnp.where(policy.increasing, 4 - bits, bits)
     return image & per_image(256 - (1 << (8 - bits))).astype(jnp.uint8)
