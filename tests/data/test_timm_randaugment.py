@@ -88,7 +88,8 @@ def test_pixels_are_those_of_timm(way, bicubic, increasing):
 )
 def test_shears_find_what_gathers_find(bicubic, shape, count):
     """Of all maps up to the largest. Of a flat image exactly: no pixel is missed, whose weight
-    would be missing, and the error of a sum of weights never becomes a level.
+    would be missing, and the error of a sum of weights never becomes a level. The largest
+    translations are by a fifth of a pixel, so that many values of noise are whole numbers.
     """
     height, width = shape
     op = np.arange(count) % len(MOVED)
@@ -102,7 +103,7 @@ def test_shears_find_what_gathers_find(bicubic, shape, count):
         jax.jit(functools.partial(way.interpolate, bicubic=bicubic)) for way in (affine, shears)
     ]
     flat = jnp.broadcast_to(jnp.array([1, 128, 255], jnp.uint8), (count, *shape, 3))
-    for image, most in ((noise(count, *shape), 0.01), (flat, 0.0)):
+    for image, most in ((noise(count, *shape), 0.05), (flat, 0.0)):
         one, other = (np.asarray(randaugment.as_uint8(way(image, by))) for way in ways)
         off = np.abs(one.astype(int) - other)[inside]
         assert off.max() <= (most > 0) and (off > 0).mean() <= most
