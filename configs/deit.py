@@ -30,14 +30,14 @@ and B/16 1.4e19, all of them 1/k of that with --config.distill.teacher_every=k.
 
 Differences from theirs:
 - The batch size with three copies of each image is 1008 (336 images), not 1024.
-- RandAugment is big_vision's with two operations of magnitude 9. Theirs, timm's, applies each with
-  probability 0.5, varies the magnitude with a standard deviation of 0.5, and has other operations.
+- RandAugment is big_vision's with two operations of magnitude 9. Theirs is timm's, which costs more
+  on TPUs: --config.data.randaug_ops=timm_inc --config.data.randaug_std=0.5.
 - Mixup and CutMix draw one value and pair images over the whole batch, not over the 64 of each GPU.
 - The learning rate changes with every step, from 0 and to 0, not with every epoch from 1e-6 and to
   1e-5, see configs/deit3.py.
 - The class token has a row in the position embedding, so the sum of both is learned twice as fast.
 - Kernels have Xavier initialisation; theirs are normal with a standard deviation of 0.02, as only
-  the heads are here.
+  the heads are here, unless --config.model.weight_init=timm.
 - bfloat16, also in the residual stream and the teacher; theirs is float16 in part.
 - Both heads are evaluated by the mean of their logits, as in their code; the paper adds softmaxes.
 - Evaluation images are resized by area, not bicubically.

@@ -26,7 +26,7 @@ Differences from theirs:
 - LAMB's trust ratio is computed separately for query, key and value; theirs are one array.
 - The class token has a row in the position embedding, so the sum of both is learned twice as fast.
 - Kernels have Xavier initialisation; theirs are normal with a standard deviation of 0.02, as only
-  the head is here.
+  the head is here, unless --config.model.weight_init=timm.
 - bfloat16 instead of float16, also in the residual stream, which is float32 in theirs. They also
   average parameters (0.99996), but never evaluate the average.
 - Evaluation images are resized by area, not bicubically.

@@ -21,7 +21,7 @@ Differences from theirs:
 - Gradients are clipped by the norm of all; DINO clips each array, DINOv2 backbone and heads.
 - Learning rates rise from 0 and end at 0, not at 1e-6 or 2e-6.
 - Kernels have Xavier initialisation, class tokens are 0; theirs are normal with a standard
-  deviation of 0.02.
+  deviation of 0.02, as kernels are with --config.model.weight_init=timm.
 - Positions of local crops are resampled bicubically with antialiasing; theirs without.
 - bfloat16 instead of float16 (B/16: float32).
 - l16: one of the two global views of each image has hidden patches; theirs are half of all views.

@@ -13,8 +13,8 @@ the class token. Expected top-1 after 1600 epochs of pretraining: B/16 83.6 % (t
 Cost: B/16 1.35e19 FLOP, L/16 2.4e19, H/14 6.4e19.
 
 Differences from theirs:
-- RandAugment has the operations of big_vision at a fixed magnitude; theirs, of timm, vary it by a
-  standard deviation of 0.5 and grow in strength with every operation's magnitude.
+- RandAugment has the operations of big_vision at a fixed magnitude. Theirs is timm's, which costs
+  more on TPUs: --config.data.randaug_ops=timm_inc --config.data.randaug_std=0.5.
 - Mixup and CutMix draw one value and pair images over the whole batch, not over the images of each
   GPU.
 - The learning rate ends at 0, not at 1e-6.

@@ -76,6 +76,8 @@ BAD_ARGUMENTS = {
     "--config.optim.end_lr=0.5": "optim.end_lr .* has no effect with optim.schedule=cosine",
     "--config.evals.val.data.fraction=0.5": "fraction .* has no effect with evals.val.data.crop=weights",
     "--config.data.randaug_magnitude=5": "randaug_magnitude .* has no effect with data.randaug_layers=0",
+    "--config.data.randaug_ops=timm": "data.randaug_ops .* has no effect with data.randaug_layers=0",
+    "--config.data.randaug_std=0.5": "randaug_std .* has no effect with data.randaug_ops=big_vision",
     "--config.evals.other.every=3": "evals.other.every belongs to an evaluation that the config file does not have",
     "--config.accum_steps=5": "data.batch_size=64 is not divisible by accum_steps=5",
     "--config.accum_steps=0": "accum_steps=0 is outside",
@@ -162,6 +164,13 @@ def test_wrong_mixtures_are_named(mixture, more, message, tiny):
         configs.load(
             tiny, ["--config.data.name=mixture", f"--config.data.mixture={mixture}", *more]
         )
+
+
+def test_magnitudes_of_timm_end_at_ten(tiny):
+    flags = ["--config.data.randaug_layers=2", "--config.data.randaug_ops=timm"]
+    configs.load(tiny, [*flags, "--config.data.randaug_magnitude=10"])
+    with pytest.raises(UserError, match=r"randaug_magnitude=15\.0 is more than 10, to which data"):
+        configs.load(tiny, [*flags, "--config.data.randaug_magnitude=15"])
 
 
 def test_both_lengths_at_once_are_an_error(tiny):
@@ -322,6 +331,7 @@ def test_choices_are_the_keys_of_the_tables_that_carry_them_out():
         "model.mlp": ["", *mlp.MLPS],
         "model.gelu": mlp.GELUS,
         "model.droppath_shape": encoder.DROPPATH_SHAPES,
+        "model.weight_init": vit.WEIGHT_INITS,
     }
     for key, table in tables.items():
         assert set(configs.KEYS[key].choices) == set(table), key

@@ -128,6 +128,31 @@ def test_bilinear_tf1_is_that_of_tensorflow_1(size):
         np.testing.assert_array_equal(small, np.round(whole))
 
 
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_windows_are_resized_as_by_torchvision(kind):
+    """Against functional.resized_crop of torchvision 0.29.1 on PIL images, to larger and to smaller
+    sizes. Pillow rounds after each axis; what of noise goes beyond 0 and 255 then, it clips.
+    """
+    data = golden("resize_torchvision")[0]
+    image = tf.constant(data["image"])
+    for (y, x, h, w), wanted in zip(data["windows"].tolist(), data[kind], strict=True):
+        found = image_ops.resize(image[y : y + h, x : x + w], 16, f"{kind}_pillow")
+        off = np.abs(found.numpy().astype(int) - wanted)
+        assert off.max() <= dict(bilinear=1, bicubic=10)[kind] and off.mean() < 0.2
+        # The published methods have other pixels: these are antialiased, those truncated.
+        others = image_ops.resize(image[y : y + h, x : x + w], 16, **images.resizing(kind))
+        assert (h, w) == (16, 16) or (others.numpy() != wanted).mean() > 0.3
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_floats_keep_their_fractions(kind):
+    image = tf.constant(golden("resize_torchvision")[0]["image"])
+    found = image_ops.resize_small(image, 24, f"{kind}_pillow").numpy()
+    floats = image_ops.resize_small(tf.cast(image, tf.float32), 24, f"{kind}_pillow").numpy()
+    assert (found.dtype, floats.dtype) == (np.uint8, np.float32)
+    assert 0 < np.abs(floats.clip(0, 255) - found).max() <= 0.5001
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_inception_crop_of_a_given_box(monkeypatch, number):
     (case,) = (

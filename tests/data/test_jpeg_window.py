@@ -50,6 +50,35 @@ def test_a_window_is_reduced_as_far_as_it_stays_large_enough(window, ratio, mode
         np.testing.assert_array_equal(found, exact)
 
 
+@pytest.mark.parametrize("sampling", [0, 1, 2])
+def test_the_accurate_transform_is_pillows(sampling):
+    """Bit for bit, but for the outermost columns of a window whose colours are stored at half the
+    width: 4:4:4 has no such columns, 4:2:2 (1) and 4:2:0 (2) have.
+    """
+    encoded = nasty.encoded(picture(), "JPEG", quality=80, subsampling=sampling)
+    wanted = by_pillow(encoded)
+    whole = (0, 0, *wanted.shape[:2])
+    np.testing.assert_array_equal(jpeg_window.accurate(encoded, tf.constant(whole)), wanted)
+    assert (jpeg_window.exact(encoded, tf.constant(whole)).numpy() != wanted).mean() > 0.2
+    y, x, height, width = window = (13, 21, 90, 101)
+    found = jpeg_window.accurate(encoded, tf.constant(window)).numpy()
+    border = int(sampling > 0)
+    inner = slice(border, width - border)
+    np.testing.assert_array_equal(found[:, inner], wanted[y : y + height, x : x + width][:, inner])
+
+
+@pytest.mark.parametrize("crop", ["inception", "simple"])
+def test_training_decodes_as_pillow(crop):
+    """Whatever the crop, `decode=accurate` is what reads the files; PNG is the same either way."""
+    png = nasty.encoded(picture(), "PNG")
+    files = [nasty.encoded(picture(), "JPEG", quality=80, subsampling=0), png]
+    decoded = nasty.encoded(Image.fromarray(by_pillow(files[0])), "PNG")
+    config = train_config(2, crop=crop, decode="accurate")
+    found, wanted = (train(listing(given), config, stop=1)[0] for given in (files, [decoded, png]))
+    np.testing.assert_array_equal(found["seed"], wanted["seed"])
+    np.testing.assert_array_equal(found["image"], wanted["image"])
+
+
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_the_window_of_a_turned_image_is_that_of_the_upright_one(orientation):
     encoded = nasty.encoded(picture(), "JPEG", orientation, quality=95)

@@ -9,9 +9,10 @@ import pytest
 from conftest import metric_lines
 from test_train import final_params, last_error, run, same_bits
 
+from vit_jax import config as configs
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.train import state as states
-from vit_jax.train import step
+from vit_jax.train import step, workdir
 
 RSQRT = [
     "--config.optim.schedule=rsqrt",
@@ -144,3 +145,13 @@ def test_facts_of_a_checkpoint_hold_its_step_and_evaluation(trunk):
         "eval/val/count",
     }
     assert json.loads(json.dumps(meta)) == meta
+
+
+def test_a_run_from_before_a_key_is_continued_with_its_default(tiny):
+    flags = ["--config.data.randaug_layers=2"]
+    config = configs.load(tiny, flags)
+    saved = config.to_dict()
+    del saved["data"]["randaug_ops"], saved["model"]["weight_init"]
+    assert workdir.differences(config, saved) == []
+    other = configs.load(tiny, [*flags, "--config.model.weight_init=timm"])
+    assert workdir.differences(other, saved) == ["model.weight_init: (unset) -> 'timm'"]

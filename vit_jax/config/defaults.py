@@ -110,7 +110,9 @@ DATA = dict(
     fraction=key(0.875, "share of each side in a random crop (224 / 256)", within=(1e-3, 1.0),
                  only_if={"data.crop": ("random",)}, vtab=False),
     decode=key("exact", "of JPEGs in training", {
-        "exact": "all pixels of the crop",
+        "exact": "all pixels of the crop, with TensorFlow's fast transform, as in big_vision",
+        "accurate": "the same with libjpeg's accurate transform, as by Pillow and PyTorch's "
+                    "loaders",
         "fast": "a half, quarter or eighth of its sides if that is no less than it is resized to: "
                 "other pixels, faster for photographs of several megapixels"},
         only_if=objectives.ONE_CROP, vtab=False),
@@ -122,6 +124,12 @@ DATA = dict(
     randaug_layers=key(0, "operations of RandAugment per image; 0: off", (0, 1, 2, 3, 4),
                        only_if=objectives.ONE_CROP),
     randaug_magnitude=key(10.0, "their strength", within=(0.0, 30.0), only_if=RANDAUGMENT),
+    randaug_ops=key("big_vision", "whose RandAugment", {
+        "big_vision": "16 operations", "timm": "15 operations, each with probability 0.5",
+        "timm_inc": "the same with inc1: all strengths grow with the magnitude"},
+        only_if=RANDAUGMENT),
+    randaug_std=key(0.0, "standard deviation of the magnitude, timm's mstd", within=(0.0, 100.0),
+                    only_if={"data.randaug_ops": ("timm", "timm_inc")}),
     three_augment=key(False, "DeiT III's: grayscale, solarize or blur, then colour jitter",
                       only_if=objectives.ONE_CROP),
     color_jitter=key(0.3, "largest relative change of brightness, contrast and saturation",

@@ -12,6 +12,8 @@ METHODS = {  # of resizing
     "bilinear": "",
     "bicubic": "antialiased",
     "bilinear_tf1": "as in TensorFlow 1, without half-pixel centres",
+    "bilinear_pillow": "antialiased and rounded, as by Pillow, torchvision and timm",
+    "bicubic_pillow": "the same, bicubic",
 }
 OWN = re.compile(r"([^\W\d]\w*)(\.[^\W\d]\w*)*:[^\W\d]\w*")
 # What stands before the colon in names of data sets: folder:PATH, and TFDS's huggingface:NAME.

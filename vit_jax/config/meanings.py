@@ -34,6 +34,7 @@ NAMES = {
     "data.data_dir": "tfds_data_dir",
     "data.threads": "workers num_workers dataloader_num_workers j",
     "data.randaug_layers": "aa auto_augment randaugment randaug",
+    "data.randaug_std": "mstd magnitude_std",
     "data.class_balance": "class_weight class_weights balanced weighted_sampler",
     "data.erase": "reprob random_erasing random_erase",
     "data.flip": "hflip flip_lr",

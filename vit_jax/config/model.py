@@ -46,7 +46,8 @@ MODEL = OF_WEIGHTS | dict(
     num_classes=key(0, "outputs of the head; 0: as many as the data set has", within=CLASSES),
     pre_logits=key(False, "a tanh layer before the head, as wide as the model"),
     head_bias=key(0.0, "initial bias of the head", within=(-1e6, 1e6)),
-    head_std=key(0.0, "standard deviation of the initial head; 0: zeros"),
+    head_std=key(0.0, "standard deviation of the initial head; 0: zeros, or 0.02 with "
+                 "weight_init=timm"),
 )
 MODEL = together(state=True, keys=MODEL) | dict(
     dropout=key(0.0, "rate after the position embedding, after attention, and in the MLP",
@@ -54,6 +55,9 @@ MODEL = together(state=True, keys=MODEL) | dict(
     droppath=key(0.0, "stochastic depth of the last block", within=DROP, train_only=True),
     droppath_shape=key("linear", "stochastic depth by block", {
         "linear": "from 0 in the first block", "constant": "the same in all"}, train_only=True),
+    weight_init=key("jax", "how the parameters of a ViT start", {
+        "jax": "Xavier uniform, as in the published code", "timm": "normal with 0.02, as in timm"},
+        train_only=True, vtab=False),
     scan=key(False, "one compiled block for all layers: compiles faster. With adafactor it can't "
              "change on resume", resume=True),
     remat=key("none", "what is saved for the backward pass; the rest is computed again", {

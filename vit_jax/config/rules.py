@@ -44,7 +44,9 @@ def check_optim(optim: ml_collections.ConfigDict) -> None:
 
 
 def check_data(data: ml_collections.ConfigDict) -> None:
-    """A mixture needs parts, a subset is a share or a number, and repeats divide the batch."""
+    """A mixture needs parts, a subset is a share or a number, timm's magnitudes end at 10, and
+    repeats divide the batch.
+    """
     if data.name == "mixture" and not data.mixture:
         raise UserError(
             "config key data.mixture is empty with data.name=mixture: give (NAME@SPLIT, weight) "
@@ -72,6 +74,11 @@ def check_data(data: ml_collections.ConfigDict) -> None:
         raise UserError(
             f"config key data.subset={data.subset!r} is neither a share such as 10% nor a number: "
             "correct it"
+        )
+    if data.get("randaug_ops", "big_vision") != "big_vision" and data.randaug_magnitude > 10:
+        raise UserError(
+            f"config key data.randaug_magnitude={data.randaug_magnitude} is more than 10, to which "
+            f"data.randaug_ops={data.randaug_ops} is limited: lower it"
         )
     if data.batch_size % data.repeats:
         raise UserError(

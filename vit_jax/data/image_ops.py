@@ -13,6 +13,8 @@ from vit_jax.data.pillow import MAX_RESIZED
 
 LARGEST_ASPECT = 4 / 3  # of a random crop, either way round
 TRIES = 10  # of torchvision's crop to fit into the image
+# Methods of Pillow, antialiased, by the name that TensorFlow has for the kernel.
+ROUNDED = {"bilinear_pillow": "bilinear", "bicubic_pillow": "bicubic"}
 
 
 def require(condition, message: str, value):
@@ -40,16 +42,23 @@ def as_dtype(image, dtype):
 
 
 def interpolate(image, size, method, antialias):
-    """tf.image.resize, or with method "bilinear_tf1" that of TensorFlow 1, which has no half-pixel
-    centres.
+    """tf.image.resize; with method "bilinear_tf1" that of TensorFlow 1, which has no half-pixel
+    centres; with one of `ROUNDED` that of Pillow.
+
+    Pillow rounds to uint8 after each axis, which changes a result by one level at most. Of noise,
+    bicubic interpolation goes beyond 0 and 255, to which Pillow clips after each axis: there ten
+    levels were seen.
     """
-    if method != "bilinear_tf1":
+    if method == "bilinear_tf1":
+        resized = tf.raw_ops.ResizeBilinear(images=tf.cast(image, tf.float32)[None], size=size)[0]
+    elif method in ROUNDED:
+        resized = tf.image.resize(image, size, method=ROUNDED[method], antialias=True)
+    else:
         resized = tf.image.resize(image, size, method=method, antialias=antialias)
         return as_dtype(resized, image.dtype)
-    resized = tf.raw_ops.ResizeBilinear(images=tf.cast(image, tf.float32)[None], size=size)[0]
     if image.dtype == tf.uint8:
-        resized = tf.round(resized)  # published code goes on with float32, and does not truncate
-    return tf.cast(resized, image.dtype)
+        resized = tf.round(resized)  # code of TensorFlow 1 goes on with float32
+    return as_dtype(resized, image.dtype)
 
 
 def resize(image, size, method="bilinear", antialias=False):

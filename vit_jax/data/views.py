@@ -24,20 +24,11 @@ def boxes(views, shape, seed):
     return image_ops.torchvision_boxes(shape, seed, areas)
 
 
-def resize(window, side: int):
-    """uint8 [side, side, 3], bicubic and antialiased.
-
-    Within one level of what torchvision makes of a PIL image, which is rounded and limited to 0 to
-    255 after each axis; of noise, whose interpolation goes beyond these limits, within ten.
-    """
-    resized = tf.image.resize(window, [side, side], method="bicubic", antialias=True)
-    return tf.saturate_cast(tf.round(resized), tf.uint8)
-
-
 def crop(image, box, side: int):
     """A window (y, x, height, width) of an image, resized to uint8 [side, side, 3]."""
     y, x, height, width = tf.unstack(box)
-    return resize(tf.slice(image, [y, x, 0], [height, width, -1]), side)
+    window = tf.slice(image, [y, x, 0], [height, width, -1])
+    return image_ops.resize(window, side, "bicubic_pillow")
 
 
 def train_views(config, most: int = MAX_PIXELS) -> Callable:

@@ -29,7 +29,7 @@ class Classifier(nn.Module):
     image_size: tuple[int, int] = (224, 224)
     num_classes: int = 1000
     head_bias: float = 0.0
-    head_std: float = 0.0  # of the initial head's normal distribution; 0: zeros
+    head_std: float = 0.0  # of the initial head's normal distribution; 0: zeros, but in timm's way
     dtype: jnp.dtype = jnp.float32
     mean: tuple[float, float, float] = HALF  # of the pixels, 0 to 1
     std: tuple[float, float, float] = HALF

@@ -4,18 +4,21 @@ Parameters have the published names.
 """
 
 import math
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.distributed import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import encoder, mlp, posemb, resnet
+from vit_jax.models import encoder, mlp, posemb, resnet, timm_init
 from vit_jax.models.classifier import Classifier
 from vit_jax.models.ops import attention
 from vit_jax.models.ops.dense import Dense, patch_embedding
 from vit_jax.models.ops.layer_norm import LayerNorm
 
+# How parameters start: as in the published JAX code, or as in timm.
+WEIGHT_INITS = ("jax", "timm")
 # tok: class token; gap: mean of the patch tokens; map: attention pooling; 0: the first patch token;
 # tok_gap: class token and mean, side by side, for the linear classifiers of DINOv2 (arXiv
 # 2304.07193); unpooled: every token, after the class token or without one.
@@ -56,6 +59,7 @@ class VisionTransformer(Classifier):
     droppath: float = 0.0
     droppath_shape: str = "linear"
     layer_scale: float = 0.0  # initial factor of the residual branches' channels; 0: none
+    weight_init: str = "jax"
     scan: bool = False
     remat: str = "none"
     remat_names: tuple[str, ...] = encoder.REMAT_NAMES
@@ -134,6 +138,7 @@ class VisionTransformer(Classifier):
         self.check_choice("mlp", mlp.MLPS)
         self.check_choice("gelu", mlp.GELUS)
         self.check_choice("droppath_shape", encoder.DROPPATH_SHAPES)
+        self.check_choice("weight_init", WEIGHT_INITS)
         self.check_choice("attention", attention.ATTENTIONS)
         unknown = set(self.remat_names) - set(encoder.REMAT_NAMES)
         if unknown:
@@ -164,6 +169,18 @@ class VisionTransformer(Classifier):
                 f"image_size {self.image_size} is smaller than one patch of {self.cell} pixels: "
                 "use larger images or smaller patches"
             )
+
+    @nn.nowrap
+    def init(self, rngs, *args, **options) -> dict:
+        """As of every Linen module; the parameters start as `weight_init` says."""
+        variables = super().init(rngs, *args, **options)
+        if self.weight_init == "jax":
+            return variables
+        key = rngs
+        if isinstance(rngs, Mapping):
+            key = rngs["params"]
+        params = timm_init.like_timm(key, variables["params"], self.width, self.head_std)
+        return variables | dict(params=params)
 
     def embed(self, image, change=None):
         """Tokens [batch, length, embed] without learned positions, and the grid of the patch

@@ -91,9 +91,11 @@ ADDED = {
     ("data.class_balance", 0.0),
     ("data.decode", "exact"),
     ("data.exif_rotation", False),
+    ("data.randaug_ops", "big_vision"),
     ("data.unlabelled", False),
     ("early_stopping", 0),
     ("model.mlp", ""),
+    ("model.weight_init", "jax"),
     ("objective", "classify"),
     ("optim.wd_end", 0.0),
 }

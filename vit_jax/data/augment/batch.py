@@ -8,8 +8,9 @@ import optax
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.data.augment import erase, mix, randaugment, three_augment, views
+from vit_jax.data.augment import erase, mix, randaugment, three_augment, timm_randaugment, views
 from vit_jax.models import losses
+from vit_jax.models.classifier import HALF
 
 # Purposes of an example's random choices; each has its own key.
 FLIP, RANDAUG, THREE_AUGMENT, ERASE = range(4)
@@ -26,17 +27,34 @@ def keys(seed, purpose: int):
 OWN = 0x6F776E  # of the keys of parts of the user's own, apart from those of mixup and CutMix
 
 
-def augment_pixels(data, image, seed):
+def apply_randaugment(key, image, data, mean):
+    """The RandAugment of `data.randaug_ops`; see `augment_pixels`."""
+    layers = data.randaug_layers
+    if data.randaug_ops == "big_vision":
+        return randaugment.randaugment(key, image, layers, data.randaug_magnitude)
+    policy = timm_randaugment.Policy(
+        magnitude=data.randaug_magnitude,
+        std=data.randaug_std,
+        increasing=data.randaug_ops == "timm_inc",
+        fill=tuple(round(255 * value) for value in mean),
+        bicubic=data.method.startswith("bicubic"),  # timm passes on how images are resized
+    )
+    return timm_randaugment.timm_randaugment(key, image, layers, policy)
+
+
+def augment_pixels(data, image, seed, mean=HALF):
     """Flips and operations on colours, as `config.data` says: image uint8 [batch, H, W, 3], seed
     int32 [batch, 2] -> uint8.
 
     The result for an image depends on its own pixels and seed only, not on the rest of the batch.
+
+    Args:
+      mean: of the pixels, 0 to 1, with which timm's RandAugment fills what an image has left.
     """
     if data.flip:
         image = flip(keys(seed, FLIP), image)
     if data.randaug_layers:
-        key = keys(seed, RANDAUG)
-        image = randaugment.randaugment(key, image, data.randaug_layers, data.randaug_magnitude)
+        image = apply_randaugment(keys(seed, RANDAUG), image, data, mean)
     if data.three_augment:
         image = three_augment.three_augment(keys(seed, THREE_AUGMENT), image, data.color_jitter)
     return image
@@ -49,13 +67,14 @@ def make_preprocess(config, normalize: Callable, num_classes: int) -> Callable:
     if configs.has_views(config):
         return make_views(config, normalize, num_classes)
     data = config.data
+    mean = config.model.mean or HALF
     own = make_own(config)
 
     def preprocess(batch, key) -> dict:
         label = losses.targets(batch["label"], num_classes)
         if config.label_smoothing:
             label = optax.smooth_labels(label, config.label_smoothing)
-        image = augment_pixels(data, batch["image"], batch["seed"])
+        image = augment_pixels(data, batch["image"], batch["seed"], mean)
         image, label = own(image, label, key)
         image = normalize(image)
         if data.erase:
