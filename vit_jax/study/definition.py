@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 
 REQUIRED = ("recipe", "axes")
 OPTIONAL = dict(overrides=(), figure={}, title="")
+RECIPE = "recipe="
 FIGURE = ("x", "line", "over", "metric", "x_label")  # of a figure; x and metric are required
 
 
@@ -37,7 +38,7 @@ class StudyRun:
     @property
     def name(self) -> str:
         """Also of its folder."""
-        return "_".join(re.sub(r"[^\w.+-]", "-", value) for value in self.point.values())
+        return "_".join(re.sub(r"[^\w.+]+", "-", value) for value in self.point.values())
 
     @property
     def arguments(self) -> list[str]:
@@ -63,8 +64,8 @@ class Study:
 def read(location: str) -> Study:
     """The study that FILE.py[:ARG] describes: its `get_config` returns a dict of
 
-    recipe: FILE.py[:ARG], in which {AXIS} stands for the value of an axis,
-    axes: axis -> value -> list of KEY=VALUE,
+    recipe: FILE.py[:ARG],
+    axes: axis -> value -> list of KEY=VALUE, of which recipe=FILE.py[:ARG] is another recipe,
     overrides: list of KEY=VALUE for all runs,
     figure: see `Figure`, title: of the page.
 
@@ -91,10 +92,7 @@ def read(location: str) -> Study:
         for axis, values in found["axes"].items()
     }
     common = assignments(found["overrides"], where)
-    runs = [
-        StudyRun(point, recipe_of(found["recipe"], point, where), common + own)
-        for point, own in points(axes)
-    ]
+    runs = [run_of(point, found["recipe"], common + own) for point, own in points(axes)]
     names = [run.name for run in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -126,14 +124,11 @@ def assignments(texts, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def recipe_of(text: str, point: Mapping[str, str], where: str) -> str:
-    try:
-        return str(text).format(**point)
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(
-            f"{where}: recipe {text!r} names {error}, which is no axis: use one of "
-            f"{', '.join(point)}"
-        ) from None
+def run_of(point: Mapping, recipe: str, texts: Sequence[str]) -> StudyRun:
+    """The run with these overrides, of which the last `recipe` counts."""
+    recipes = [text.removeprefix(RECIPE) for text in texts if text.startswith(RECIPE)]
+    overrides = tuple(text for text in texts if not text.startswith(RECIPE))
+    return StudyRun(point, [recipe, *recipes][-1], overrides)
 
 
 def figure_of(found: Mapping, axes: Mapping, where: str) -> Figure | None:
