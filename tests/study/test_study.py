@@ -129,7 +129,7 @@ def test_dry_run_counts_flops(sizes, tmp_path, capsys):
 
 
 def test_parts_of_cores_and_gpus(monkeypatch):
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(devices, "own_cores", lambda: list(range(8)))
     monkeypatch.setattr(devices, "tpu_chips", lambda: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     found = devices.parts(3)
@@ -141,7 +141,7 @@ def test_parts_of_cores_and_gpus(monkeypatch):
 
 def test_a_chip_for_each_run(monkeypatch):
     monkeypatch.setattr(devices, "tpu_chips", lambda: ["0", "1"])
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(devices, "own_cores", lambda: [0, 1])
     found = devices.parts(2)
     assert [part.environment["TPU_VISIBLE_CHIPS"] for part in found] == ["0", "1"]
 

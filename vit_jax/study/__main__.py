@@ -102,7 +102,7 @@ def work(args) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with cli.logging_to(None):
         found = outcomes_of(folder, runs)
-        left = [one.run for one in found if one.status not in (outcome.DONE, outcome.RUNNING)]
+        left = [one.run for one in found if one.status != outcome.DONE]
         log.info("%d of %d runs are left", len(left), len(runs))
 
         def after_each() -> None:

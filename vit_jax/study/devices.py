@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 
 
@@ -24,7 +25,7 @@ def parts(count: int) -> list[Part]:
     """
     if count == 1:
         return [Part()]
-    cores = sorted(os.sched_getaffinity(0))
+    cores = own_cores()
     chips = tpu_chips()
     gpus = [] if chips else nvidia_gpus()
     for found, what in ((chips, "TPU chips"), (gpus, "GPUs"), (cores, "cores")):
@@ -46,6 +47,13 @@ def shares(found: list, count: int) -> list[list]:
     """Neighbours, in `count` shares whose sizes differ by one at most."""
     edges = [math.floor(len(found) * i / count) for i in range(count + 1)]
     return [found[edges[i] : edges[i + 1]] for i in range(count)]
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may use; [] if the system can't bind a process to some."""
+    if not hardware.is_linux():
+        return []
+    return sorted(os.sched_getaffinity(0))
 
 
 def nvidia_gpus() -> list[str]:

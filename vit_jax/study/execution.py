@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from etils import epath
 
 from vit_jax import cli, errors
+from vit_jax.distributed import hardware
 from vit_jax.errors import Preempted, printable
 from vit_jax.study import outcome
 from vit_jax.study.definition import StudyRun
@@ -50,13 +51,20 @@ class Execution:
         waiting = list(runs)
         with errors.handling(errors.SIGNALS, self.stop):
             while self.running or (waiting and not self.stopping):
-                while waiting and self.free and not self.stopping:
-                    self.start(waiting.pop(0), len(waiting))
-                if any([self.is_over(run) for run in list(self.running)]):
+                if self.free and not self.stopping:
+                    self.start_next(waiting)
+                if any([self.is_over(name) for name in list(self.running)]):
                     after_each()
                 time.sleep(POLL_S)
         if self.stopping:
             raise Preempted
+
+    def start_next(self, waiting: list[StudyRun]) -> None:
+        """Starts the first run that no other process has."""
+        for run in waiting:
+            if not outcome.is_used_here(self.folder, run):
+                waiting.remove(run)
+                return self.start(run, len(waiting))
 
     def start(self, run: StudyRun, left: int) -> None:
         part = self.free.pop(0)
@@ -114,5 +122,5 @@ def prepare(cores: Sequence[int]) -> None:
     """In the process of a run: its cores, and SIGTERM if this one ends, so that none is left."""
     if cores:
         os.sched_setaffinity(0, cores)
-    if sys.platform == "linux":
+    if hardware.is_linux():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax.cli import lock
 from vit_jax.errors import UserError
 from vit_jax.report import run as workdirs
 from vit_jax.report.files import Folder
@@ -79,6 +80,15 @@ def read(study_folder: pathlib.Path, run: StudyRun, failed: Mapping[str, str]) -
         seconds=goodput.totals(found.starts)["parts"]["steps"],
         problem=failed.get(run.name, ""),
     )
+
+
+def is_used_here(study_folder: pathlib.Path, run: StudyRun) -> bool:
+    """Whether a process of this machine has the run, such as one that still saves after the end of
+    an earlier study.
+    """
+    holder = lock.parse(Folder(str(folder_of(study_folder, run))).read(lock.FILE) or b"")
+    is_here = bool(holder) and holder.get("machine") == lock.machine()
+    return is_here and not workdirs.is_dead(holder)
 
 
 def check_settings(run: StudyRun, found: Run, path: pathlib.Path) -> None:
