@@ -72,7 +72,11 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     # The recipes are part of the wheel; launch/ and tests/ are used from a checkout only.
-    packages=[*setuptools.find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.configs"],
+    packages=[
+        *setuptools.find_packages(include=["vit_jax", "vit_jax.*"]),
+        "vit_jax.configs",
+        "vit_jax.configs.studies",
+    ],
     package_dir={"vit_jax.configs": "configs"},
     package_data={
         "vit_jax.data.prepare": ["*.txt"],

@@ -29,6 +29,7 @@ LAYERS = (
     ("vtab",),
     ("report",),
     ("plan", "finetune", "convert", "predict", "goodput", "compare"),
+    ("study",),
     ("benchmark", "demo"),
     ("__init__", "__main__"),
 )

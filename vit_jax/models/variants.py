@@ -46,7 +46,12 @@ MIXERS = {
 
 # Bottlenecks by stage of the ResNets (arXiv 1512.03385 table 1). "R50x3" is three times as wide
 # (arXiv 1912.11370).
-RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3)}
+RESNETS = {
+    "R50": (3, 4, 6, 3),
+    "R101": (3, 4, 23, 3),
+    "R152": (3, 8, 36, 3),
+    "R200": (3, 24, 36, 3),
+}
 
 # What `decode` may return.
 FIELDS = {

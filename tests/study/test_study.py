@@ -1,0 +1,240 @@
+"""Studies: what their runs are, what they cost, and what is made of workdirs."""
+
+import json
+import math
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import TINY, last_error
+from report.workdirs import START, make_lines, make_run
+from scipy import stats
+
+from vit_jax import config as configs
+from vit_jax.study import __main__ as study
+from vit_jax.study import definition, devices, outcome, results
+
+STUDY = """
+def get_config(arg=""):
+    sizes = {str(size): [f"data.split=train[:{size}]"] for size in (100, 1000)}
+    return dict(
+        title="Sizes",
+        recipe="RECIPE",
+        axes=dict(
+            width={"narrow": ["model.width=32"], "wide": ["model.width=64"]},
+            images=sizes,
+            seed={seed: [f"seed={seed}"] for seed in "012"},
+        ),
+        overrides=["total_steps=12"],
+        figure=dict(x="images", line="width", over="seed", metric="eval/val/top1"),
+    )
+"""
+
+
+@pytest.fixture
+def sizes(tmp_path) -> str:
+    (tmp_path / "tiny.py").write_text(TINY)
+    path = tmp_path / "sizes.py"
+    path.write_text(STUDY.replace("RECIPE", str(tmp_path / "tiny.py")))
+    return str(path)
+
+
+def test_every_combination_is_a_run(sizes):
+    runs = definition.read(sizes).runs
+    assert len(runs) == 12 and len({run.name for run in runs}) == 12
+    assert runs[4].name == "narrow_1000_1"
+    config = runs[4].config()
+    assert (config.model.width, config.data.split, config.seed) == (32, "train[:1000]", 1)
+    assert all(run.config().total_steps == 12 for run in runs)
+
+
+def test_a_value_may_have_another_recipe(tmp_path):
+    path = tmp_path / "table8.py"
+    path.write_text(
+        "def get_config():\n"
+        '    other = ["recipe=configs/pretrain.py:R50+L/32,jft300m", "total_epochs=3"]\n'
+        '    axes = dict(model={"B/16": [], "R50+L/32": other})\n'
+        '    return dict(recipe="configs/pretrain.py:B/16,jft300m", axes=axes)\n'
+    )
+    runs = definition.read(str(path)).runs
+    assert [run.name for run in runs] == ["B-16", "R50+L-32"]
+    loaded = [run.config() for run in runs]
+    assert [config.model.variant for config in loaded] == ["B/16", "R50+L/32"]
+    assert [(config.total_epochs, config.optim.lr) for config in loaded] == [(7, 8e-4), (3, 2e-4)]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("axes=dict(", "axis=dict("), "it has axis instead of axes"),
+        (('"seed={seed}"', '"seed"'), "write a list of KEY=VALUE"),
+        (('["model.width=32"]', '"model.width=32"'), "write a list of KEY=VALUE"),
+        (('x="images"', 'x="size"'), "names size, which is no axis"),
+        (('metric="eval', 'metrics="eval'), "it needs x and metric"),
+        (("tiny.py", "none.py"), "none.py does not exist"),
+        (("model.width=64", "model.widht=64"), "model.widht"),
+        (('"wide"', '"narr ow"'), "two runs with the name narr-ow_1000_0"),
+        (("def get_config", "def config"), "has no function get_config"),
+    ],
+)
+def test_faults_of_a_study(sizes, tmp_path, capsys, change, text):
+    path = tmp_path / "sizes.py"
+    path.write_text(path.read_text().replace(*change))
+    if "narr-ow" in text:
+        path.write_text(path.read_text().replace('"narrow"', '"narr-ow"'))
+    assert study.main([f"--config={sizes}", f"--workdir={tmp_path / 'w'}"]) == 2
+    assert text in last_error(capsys)
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--part=0/2", "--part=0/2 is not a part"),
+        ("--part=3/2", "--part=3/2 is not a part"),
+        ("--jobs=0", "--jobs=0 is too few"),
+        ("--jobs=4096", "--jobs=4096 does not divide"),
+        ("--workdir=gs://bucket/study", "is not a local folder"),
+    ],
+)
+def test_faults_of_the_command(sizes, tmp_path, capsys, flag, text):
+    assert study.main([f"--config={sizes}", f"--workdir={tmp_path / 'w'}", flag]) == 2
+    assert text in last_error(capsys)
+
+
+def test_parts_share_all_runs(sizes):
+    runs = definition.read(sizes).runs
+    parts = [study.chosen(runs, f"{i}/5") for i in range(1, 6)]
+    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
+
+
+def test_dry_run_counts_flops(sizes, tmp_path, capsys):
+    out = tmp_path / "cost.json"
+    assert study.main([f"--config={sizes}", "--dry_run", f"--json={out}"]) == 0
+    found = json.loads(out.read_text())
+    model = definition.read(sizes).runs[0].config()
+    from vit_jax.train.experiment import Experiment
+
+    flops = Experiment.declared(model).objective.train_flops
+    assert found["runs"][0]["exaflops"] == pytest.approx(flops * 64 * 12 / 1e18)
+    assert found["exaflops"] == pytest.approx(sum(run["exaflops"] for run in found["runs"]))
+    assert "12 runs" in capsys.readouterr().out
+
+
+# --- devices ---
+
+
+def test_parts_of_cores_and_gpus(monkeypatch):
+    monkeypatch.setattr(devices, "own_cores", lambda: list(range(8)))
+    monkeypatch.setattr(devices, "tpu_chips", lambda: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    found = devices.parts(3)
+    assert [part.cores for part in found] == [(0, 1), (2, 3, 4), (5, 6, 7)]
+    visible = [part.environment["CUDA_VISIBLE_DEVICES"] for part in found]
+    assert visible == ["4", "5", "6,7"]
+    assert devices.parts(1) == [devices.Part()]
+
+
+def test_a_chip_for_each_run(monkeypatch):
+    monkeypatch.setattr(devices, "tpu_chips", lambda: ["0", "1"])
+    monkeypatch.setattr(devices, "own_cores", lambda: [0, 1])
+    found = devices.parts(2)
+    assert [part.environment["TPU_VISIBLE_CHIPS"] for part in found] == ["0", "1"]
+
+
+# --- outcomes ---
+
+
+def lines_with(top1: float) -> list[dict]:
+    lines = make_lines(24, every=1)
+    for line in lines:
+        line |= {"eval/val/top1": top1} if "eval/val/top1" in line else {}
+    return lines[:12]
+
+
+@pytest.fixture
+def finished(sizes, tmp_path):
+    """A study of which all runs but one are done; narrow models have 50, 51, 52 %."""
+    runs = definition.read(sizes).runs
+    folder = tmp_path / "w"
+    for run in runs[:-1]:
+        top1 = 0.5 + 0.01 * int(run.point["seed"]) + 0.2 * (run.point["width"] == "wide")
+        record = dict(sizes=dict(total_steps=12, batch_size=64, num_examples=100))
+        record["sizes"]["train_flops_per_image"] = 2e6
+        made = make_run(folder / "runs" / run.name, run.config(), lines_with(top1), **record)
+        shutil.rmtree(f"{made}/checkpoints")
+        start = dict(records=[START | dict(last_step=12)])
+        pathlib.Path(made, "goodput.json").write_text(json.dumps(start))
+    return definition.read(sizes), folder
+
+
+def test_results_have_means_and_intervals(finished, tmp_path):
+    found, folder = finished
+    outcomes = study.outcomes_of(folder, found.runs)
+    assert [one.status for one in outcomes] == ["done"] * 11 + ["waiting"]
+    assert outcomes[0].exaflops == pytest.approx(64 * 12 * 2e6 / 1e18)
+    assert (outcomes[0].images, outcomes[0].epochs) == (768, 7.68)
+    written = results.write(found, outcomes, folder)
+    assert json.loads((folder / "results.json").read_text()) == written
+    half = 100 * stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3)
+    page = (folder / "results.md").read_text()
+    assert f"| 100 | 51.0 ± {half:.1f} (3) | 71.0 ± {half:.1f} (3) |" in page
+    assert "71.0" not in page.split("| 1000 |")[1].split("\n")[0] and "70.5 ± " in page
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_checkpoint_counts_if_they_are_ranked(sizes, tmp_path):
+    (tmp_path / "tiny.py").write_text(TINY.replace("every=4", 'every=4, keep_best="eval/val/top1"'))
+    run = definition.read(sizes).runs[0]
+    lines = lines_with(0.5)
+    lines[3]["eval/val/top1"] = 0.9
+    make_run(tmp_path / "w/runs" / run.name, run.config(), lines)
+    found = outcome.read(tmp_path / "w", run, {})
+    assert (found.step, found.metrics["eval/val/top1"]) == (4, 0.9)
+    assert found.metrics["train/loss"] == lines[3]["train/loss"]
+
+
+def test_runs_of_other_settings_are_told(finished, sizes, tmp_path, capsys):
+    path = tmp_path / "sizes.py"
+    path.write_text(path.read_text().replace("model.width=64", "model.width=128"))
+    assert study.main([f"--config={sizes}", f"--workdir={tmp_path / 'w'}"]) == 2
+    assert "wide_100_0 has a run with other settings (model.width" in last_error(capsys)
+    assert configs.load(str(tmp_path / "tiny.py"), []).model.width == 32
+
+
+# --- whole ---
+
+
+@pytest.mark.slow
+def test_a_study_survives_a_failure_and_a_kill_and_goes_on(tmp_path):
+    """Two runs of four have less data than a batch; all are stopped once."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    path = tmp_path / "s.py"
+    text = STUDY.replace("RECIPE", str(tmp_path / "tiny.py")).replace('"012"', '"0"')
+    text = text.replace('total_steps=12"', 'total_epochs=5", "total_steps=0"')
+    path.write_text(text.replace("(100, 1000)", "(3, 1000)"))
+    folder = tmp_path / "w"
+    words = [f"--config={path}", f"--workdir={folder}", "--jobs=2"]
+    job = subprocess.Popen([sys.executable, "-m", "vit_jax.study", *words])
+    while not list(folder.glob("runs/*/metrics.jsonl")):
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 75
+    job = subprocess.Popen([sys.executable, "-m", "vit_jax.study", *words])
+    time.sleep(3)
+    job.kill()
+    out = tmp_path / "found.json"
+    assert study.main([*words, f"--json={out}"]) == 1
+    found = {run["name"]: run for run in json.loads(out.read_text())["runs"]}
+    for width in ("narrow", "wide"):
+        assert found[f"{width}_1000_0"]["status"] == "done"
+        assert found[f"{width}_1000_0"]["images"] == 78 * 64
+        assert found[f"{width}_3_0"]["status"] == "failed"
+        assert "less than one batch" in found[f"{width}_3_0"]["problem"]
+    before = (folder / "runs/wide_1000_0/metrics.jsonl").read_bytes()
+    assert study.main(words) == 1  # tries those again that failed, and nothing else
+    assert (folder / "runs/wide_1000_0/metrics.jsonl").read_bytes() == before

@@ -1,0 +1,1 @@
+"""Studies: many runs of one recipe, their cost, and what they show together."""

@@ -1,0 +1,127 @@
+"""Runs a study: every combination of its axes, each a run of vit_jax.train in a folder of its own.
+
+python -m vit_jax.study --config=configs/studies/NAME.py --workdir=DIR [--jobs=N] [--part=I/N]
+    [--json=FILE]
+python -m vit_jax.study --config=configs/studies/NAME.py --dry_run [--topology=v5e:8x8]
+
+The same command continues, skips what is done, and tries again what failed. --jobs runs several at
+once on parts of the devices, --part=2/8 the second eighth of the runs, on as many hosts.
+"""
+
+import logging
+import pathlib
+import re
+import sys
+
+from rich.table import Table
+
+from vit_jax import cli
+from vit_jax.cli.terminal import Console
+from vit_jax.errors import NegativeResult, UserError
+from vit_jax.study import cost, definition, devices, execution, outcome, results
+from vit_jax.study.definition import Study, StudyRun
+
+log = logging.getLogger("vit_jax.study")
+
+
+def add_arguments(parser, part: str) -> None:
+    parser.add_argument(
+        "--config", required=True, metavar="FILE.py[:ARG]", help="the study: a recipe and its axes"
+    )
+    parser.add_argument("--workdir", metavar="DIR", help="of all runs and results")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="only the I-th of N parts of the runs"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="print what it will cost, and stop")
+    parser.add_argument(
+        "--topology", default="", metavar="CHIP:AxB", help="with --dry_run: days on this pod"
+    )
+
+
+def chosen(runs: list[StudyRun], part: str) -> list[StudyRun]:
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--part={part} is not a part: give I/N with I from 1 to N, such as 2/8")
+    return runs[int(match[1]) - 1 :: int(match[2])]
+
+
+def span(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:,.3g} to {ends[1]:,.3g}"
+
+
+def show_cost(study: Study, runs: list[StudyRun], topology: str) -> dict:
+    costs = [cost.of_run(run) for run in runs]
+    if topology:
+        costs = cost.planned(costs, topology)
+    columns = ["run", "parameters", "GFLOP per image", "steps", "images", "epochs", "exaFLOPs"]
+    table = Table(*columns, *["chip days"] * bool(topology), title=study.title, box=None)
+    for one in costs:
+        amounts = [f"{one.parameters:,}", f"{one.gflops:,.3g}", f"{one.steps:,}"]
+        amounts += [f"{one.images:,}", f"{one.epochs:,.1f}", f"{one.exaflops:.3g}"]
+        table.add_row(one.run.name, *amounts, *[span(one.chip_days)] * bool(topology))
+    console = Console(width=140, highlight=False)
+    console.print(table)
+    total = sum(one.exaflops for one in costs)
+    text = f"{len(costs)} runs, {total:.3g} exaFLOPs in all"
+    if topology:
+        ends = tuple(sum(one.chip_days[end] for one in costs) for end in (0, 1))
+        text += f", {span(ends)} chip days on {topology}"
+    console.print(text)
+    rows = [
+        dict(name=one.run.name, exaflops=one.exaflops, steps=one.steps, chip_days=one.chip_days)
+        for one in costs
+    ]
+    return dict(runs=rows, exaflops=total)
+
+
+def outcomes_of(folder: pathlib.Path, runs: list[StudyRun]) -> list[outcome.Outcome]:
+    failed = outcome.failures(folder)
+    return [outcome.read(folder, run, failed) for run in runs]
+
+
+def work(args) -> None:
+    study = definition.read(args.config)
+    runs = chosen(study.runs, args.part)
+    for run in runs:
+        run.config()  # errors of all come before the first begins
+    if args.dry_run:
+        with cli.logging_to(None):
+            return cli.write_json(args.json, show_cost(study, runs, args.topology))
+    if not args.workdir or "://" in args.workdir:
+        raise UserError(
+            f"--workdir={args.workdir or ''} is not a local folder: say where the study writes; "
+            "its runs may be sent to a store afterwards"
+        )
+    if args.jobs < 1:
+        raise UserError(f"--jobs={args.jobs} is too few: give 1 or more")
+    parts = devices.parts(args.jobs)
+    folder = pathlib.Path(args.workdir).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with cli.logging_to(None):
+        found = outcomes_of(folder, runs)
+        left = [one.run for one in found if one.status != outcome.DONE]
+        log.info("%d of %d runs are left", len(left), len(runs))
+
+        def after_each() -> None:
+            results.write(study, outcomes_of(folder, study.runs), folder)
+
+        execution.Execution(folder, parts).run(left, after_each)
+    found = outcomes_of(folder, study.runs)
+    cli.write_json(args.json, results.write(study, found, folder))
+    print(f"Results: {folder / results.PAGE}")
+    failed = [one for one in found if one.status == outcome.FAILURE]
+    if failed:
+        raise NegativeResult(
+            f"{len(failed)} of {len(found)} runs failed, the first is {failed[0].run.name} "
+            f"({failed[0].problem}): see {folder / execution.LOGS}; the same command tries again"
+        )
+
+
+COMMAND = cli.Command("study", __doc__, work, add_arguments, json="write the results here")
+main = COMMAND.main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

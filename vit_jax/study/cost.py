@@ -1,0 +1,81 @@
+"""What a study will cost, without running it: FLOPs of every run, and days of chips by plan."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from vit_jax import config as configs
+from vit_jax.errors import UserError
+from vit_jax.plan import pods_page
+from vit_jax.study.definition import StudyRun
+from vit_jax.train.experiment import Experiment
+
+# Keys of the config that change the number of steps or their data, and not what a step computes.
+SAME_PROGRAM = ("seed", "total_steps", "total_epochs", "data.split", "data.num_examples")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    run: StudyRun
+    parameters: int
+    gflops: float  # of training, per image
+    steps: int
+    images: int
+    epochs: float
+    exaflops: float
+    step_s: tuple[float, float] | None = None  # low and high of a step on a pod, by plan
+    chips: int = 0
+
+    @property
+    def chip_days(self) -> tuple[float, float] | None:
+        if self.step_s is None:
+            return None
+        return tuple(self.chips * seconds * self.steps / 86_400 for seconds in self.step_s)
+
+
+def of_run(run: StudyRun) -> Cost:
+    """What its config declares: the FLOPs of Table 6 of arXiv 2010.11929, of the forward and the
+    backward pass, 2 for each multiplication with its addition.
+    """
+    config = run.config()
+    experiment = Experiment.declared(config)
+    sizes = experiment.sizes
+    images = sizes["batch_size"] * sizes["total_steps"]
+    return Cost(
+        run=run,
+        parameters=sizes["parameters"],
+        gflops=sizes["train_flops_per_image"] / 1e9,
+        steps=sizes["total_steps"],
+        images=images,
+        epochs=images / sizes["num_examples"],
+        exaflops=images * sizes["train_flops_per_image"] / 1e18,
+    )
+
+
+def program_of(run: StudyRun) -> str:
+    """The same for runs whose step is the same program."""
+    flat = dict(configs.flatten(configs.to_json(run.config())))
+    kept = {key: value for key, value in flat.items() if key not in SAME_PROGRAM}
+    return json.dumps(kept, sort_keys=True)
+
+
+def planned(costs: Sequence[Cost], topology: str) -> list[Cost]:
+    """The same with what a step takes on a pod; each program is compiled once.
+
+    Raises:
+      UserError: the config of a run can't be planned, or does not fit.
+    """
+    plans = {}
+    found = []
+    for cost in costs:
+        program = program_of(cost.run)
+        if program not in plans:
+            plans[program] = pods_page.plan([*cost.run.arguments, f"--topology={topology}"])
+        plan = plans[program]
+        if not plan["fits"]:
+            raise UserError(
+                f"{cost.run.name} does not fit on --topology={topology}: choose a larger one"
+            )
+        step_s = tuple(plan["step_ms"][end] / 1e3 for end in ("low", "high"))
+        found.append(dataclasses.replace(cost, step_s=step_s, chips=plan["num_chips"]))
+    return found

@@ -1,0 +1,149 @@
+"""What a study is: a recipe, and axes whose values change it. Every combination is a run."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from vit_jax import config as configs
+from vit_jax.errors import UserError
+
+REQUIRED = ("recipe", "axes")
+OPTIONAL = dict(overrides=(), figure={}, title="")
+RECIPE = "recipe="
+FIGURE = ("x", "line", "over", "metric", "x_label")  # of a figure; x and metric are required
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A metric against the values of axis `x`, a line for each value of `line`; `over`: the axis of
+    repetitions, such as seeds, over which there are means and intervals.
+    """
+
+    x: str
+    metric: str
+    line: str = ""
+    over: str = ""
+    x_label: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """One run of a study."""
+
+    point: Mapping[str, str]  # axis -> value
+    recipe: str  # FILE.py[:ARG]
+    overrides: tuple[str, ...]  # KEY=VALUE
+
+    @property
+    def name(self) -> str:
+        """Also of its folder."""
+        return "_".join(re.sub(r"[^\w.+]+", "-", value) for value in self.point.values())
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of `vit_jax.train`, but for the workdir."""
+        return [f"--config={self.recipe}", *(f"--config.{text}" for text in self.overrides)]
+
+    def config(self):
+        """
+        Raises:
+          UserError: the recipe does not exist, or an override is not one of its keys.
+        """
+        return configs.load(self.recipe, self.arguments[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    title: str
+    axes: Mapping[str, Mapping[str, tuple[str, ...]]]  # axis -> value -> KEY=VALUE
+    runs: list[StudyRun]
+    figure: Figure | None
+
+
+def read(location: str) -> Study:
+    """The study that FILE.py[:ARG] describes: its `get_config` returns a dict of
+
+    recipe: FILE.py[:ARG],
+    axes: axis -> value -> list of KEY=VALUE, of which recipe=FILE.py[:ARG] is another recipe,
+    overrides: list of KEY=VALUE for all runs,
+    figure: see `Figure`, title: of the page.
+
+    Raises:
+      UserError: it is none.
+    """
+    path, _, arg = location.partition(":")
+    module = configs.import_file(path)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"study {path} has no function get_config(arg): add one")
+    found = module.get_config(arg) if arg else module.get_config()
+    where = f"study {location}"
+    found = OPTIONAL | dict(found)
+    unknown = sorted(found.keys() - OPTIONAL.keys() - set(REQUIRED))
+    missing = [key for key in REQUIRED if not found.get(key)]
+    if unknown or missing:
+        raise UserError(
+            f"{where} must have the keys {', '.join(REQUIRED)}, and may have "
+            f"{', '.join(OPTIONAL)}: it has {', '.join(unknown) or 'nothing'} instead of "
+            f"{', '.join(missing) or 'them'}"
+        )
+    axes = {
+        str(axis): {str(value): assignments(texts, where) for value, texts in values.items()}
+        for axis, values in found["axes"].items()
+    }
+    common = assignments(found["overrides"], where)
+    runs = [run_of(point, found["recipe"], common + own) for point, own in points(axes)]
+    names = [run.name for run in runs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{where} has two runs with the name {twice[0]}: rename a value of an axis")
+    return Study(found["title"] or path, axes, runs, figure_of(found["figure"], axes, where))
+
+
+def points(axes: Mapping) -> list[tuple[dict[str, str], tuple[str, ...]]]:
+    """(axis -> value, overrides) of every combination, the last axis changing fastest."""
+    found = []
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        own = (axes[axis][value] for axis, value in point.items())
+        found.append((point, tuple(itertools.chain(*own))))
+    return found
+
+
+def assignments(texts, where: str) -> tuple[str, ...]:
+    """
+    Raises:
+      UserError: they are not a list of KEY=VALUE.
+    """
+    is_list = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+    if not is_list or not all(re.match(r"[\w.]+=", text) for text in texts):
+        raise UserError(
+            f"{where}: overrides are {texts!r}: write a list of KEY=VALUE, such as "
+            '["model.variant=B/16"]'
+        )
+    return tuple(texts)
+
+
+def run_of(point: Mapping, recipe: str, texts: Sequence[str]) -> StudyRun:
+    """The run with these overrides, of which the last `recipe` counts."""
+    recipes = [text.removeprefix(RECIPE) for text in texts if text.startswith(RECIPE)]
+    overrides = tuple(text for text in texts if not text.startswith(RECIPE))
+    return StudyRun(point, [recipe, *recipes][-1], overrides)
+
+
+def figure_of(found: Mapping, axes: Mapping, where: str) -> Figure | None:
+    if not found:
+        return None
+    try:
+        figure = Figure(**found)
+    except TypeError:
+        raise UserError(
+            f"{where}: its figure has the keys {', '.join(found)}: it needs x and metric, and may "
+            f"have {', '.join(FIGURE[1:])}"
+        ) from None
+    for axis in filter(None, (figure.x, figure.line, figure.over)):
+        if axis not in axes:
+            raise UserError(
+                f"{where}: its figure names {axis}, which is no axis: use one of {', '.join(axes)}"
+            )
+    return figure

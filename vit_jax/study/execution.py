@@ -1,0 +1,126 @@
+"""Runs what a study still lacks, each in a process of its own: one after another, or several at
+once on parts of the devices.
+"""
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from etils import epath
+
+from vit_jax import cli, errors
+from vit_jax.distributed import hardware
+from vit_jax.errors import Preempted, printable
+from vit_jax.study import outcome
+from vit_jax.study.definition import StudyRun
+from vit_jax.study.devices import Part
+
+log = logging.getLogger("vit_jax.study")
+
+POLL_S = 0.2
+LOGS = "logs"
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+class Execution:
+    """Starts runs until all are over. A signal stops those that are running, which save."""
+
+    def __init__(self, folder: pathlib.Path, parts: Sequence[Part]):
+        """`folder`: of the study; `parts`: of the devices, one for each run at a time."""
+        self.folder = folder
+        self.free = list(parts)
+        self.running: dict[str, tuple[StudyRun, subprocess.Popen, Part]] = {}  # by name
+        self.failed = outcome.failures(folder)
+        self.stopping = False
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+
+    def run(self, runs: Sequence[StudyRun], after_each: Callable[[], None]) -> None:
+        """Runs all of them; `after_each` is called when one is over.
+
+        Raises:
+          Preempted: a signal came; the same command continues.
+        """
+        waiting = list(runs)
+        with errors.handling(errors.SIGNALS, self.stop):
+            while self.running or (waiting and not self.stopping):
+                if self.free and not self.stopping:
+                    self.start_next(waiting)
+                if any([self.is_over(name) for name in list(self.running)]):
+                    after_each()
+                time.sleep(POLL_S)
+        if self.stopping:
+            raise Preempted
+
+    def start_next(self, waiting: list[StudyRun]) -> None:
+        """Starts the first run that no other process has."""
+        for run in waiting:
+            if not outcome.is_used_here(self.folder, run):
+                waiting.remove(run)
+                return self.start(run, len(waiting))
+
+    def start(self, run: StudyRun, left: int) -> None:
+        part = self.free.pop(0)
+        workdir = outcome.folder_of(self.folder, run)
+        words = [sys.executable, "-m", "vit_jax.train", *run.arguments, f"--workdir={workdir}"]
+        log.info("%s: begins, %d after it", printable(run.name), left)
+        with open(self.log_of(run), "ab") as file:
+            job = subprocess.Popen(
+                words,
+                env=os.environ | part.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                preexec_fn=lambda: prepare(part.cores),
+            )
+        self.running[run.name] = (run, job, part)
+
+    def is_over(self, name: str) -> bool:
+        """Whether a run has ended; then its part is free, and its failure is kept."""
+        run, job, part = self.running[name]
+        if job.poll() is None:
+            return False
+        del self.running[name]
+        self.free.append(part)
+        self.failed.pop(name, None)
+        if job.returncode == 0:
+            log.info("%s: done", printable(name))
+        elif job.returncode == Preempted.exit_code:
+            log.info("%s: stopped, and saved", printable(name))
+        else:
+            self.failed[name] = self.last_line(run) or f"exit code {job.returncode}"
+            log.warning("%s failed: %s", printable(name), printable(self.failed[name]))
+        text = json.dumps(self.failed, indent=2) + "\n"
+        cli.replace_file(epath.Path(self.folder / outcome.FAILED), text)
+        return True
+
+    def stop(self, number: int, frame) -> None:
+        if self.stopping:
+            return
+        self.stopping = True
+        log.warning("%s: the runs save and stop", errors.SIGNALS[number])
+        for _, job, _ in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                job.send_signal(signal.SIGTERM)
+
+    def log_of(self, run: StudyRun) -> pathlib.Path:
+        return self.folder / LOGS / f"{run.name}.txt"
+
+    def last_line(self, run: StudyRun) -> str:
+        lines = self.log_of(run).read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("error: ") if lines else ""
+
+
+def prepare(cores: Sequence[int]) -> None:
+    """In the process of a run: its cores, and SIGTERM if this one ends, so that none is left."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if hardware.is_linux():
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

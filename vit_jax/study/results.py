@@ -1,0 +1,149 @@
+"""The results of a study: JSON, a page in Markdown, and a figure with intervals."""
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+from scipy import stats
+
+from vit_jax import cli
+from vit_jax.study.definition import Figure, Study
+from vit_jax.study.outcome import DONE, Outcome
+from vit_jax.train.console import duration
+
+LEVEL = 0.95  # of the intervals
+JSON, PAGE, PICTURE = "results.json", "results.md", "figure.png"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, half of its confidence interval by Student's t); the half is NaN of a single value."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return float(values.mean()), math.nan
+    factor = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) / math.sqrt(len(values))
+    return float(values.mean()), float(factor * values.std(ddof=1))
+
+
+def groups(outcomes: Sequence[Outcome], figure: Figure) -> dict[tuple[str, str], list[float]]:
+    """(value of `line`, value of `x`) -> the metric of the runs that are done, one per repetition;
+    other axes count as repetitions, too.
+    """
+    found = {}
+    for one in outcomes:
+        if one.status == DONE and figure.metric in one.metrics:
+            point = one.run.point
+            key = (point.get(figure.line, ""), point[figure.x])
+            found.setdefault(key, []).append(one.metrics[figure.metric])
+    return found
+
+
+def is_share(figure: Figure) -> bool:
+    """Whether the metric is shown in percent."""
+    return figure.metric.rpartition("/")[2].startswith(("top", "recall"))
+
+
+def shown(values: Sequence[float], figure: Figure) -> str:
+    """Such as "81.2 ± 1.1 (3)"."""
+    mean, half = interval(values)
+    scale, form = (100, ".1f") if is_share(figure) else (1, ".4g")
+    around = "" if math.isnan(half) else f" ± {scale * half:{form}}"
+    return f"{scale * mean:{form}}{around} ({len(values)})"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def figure_table(study: Study, outcomes: Sequence[Outcome]) -> str:
+    figure = study.figure
+    found = groups(outcomes, figure)
+    lines = list(study.axes[figure.line]) if figure.line else [""]
+    rows = []
+    for x in study.axes[figure.x]:
+        cells = [shown(found[line, x], figure) if (line, x) in found else "" for line in lines]
+        rows.append([x, *cells])
+    unit = ", %" if is_share(figure) else ""
+    about = f"`{figure.metric}`{unit}: mean, {LEVEL:.0%} confidence interval (number of runs).\n\n"
+    return about + markdown([figure.x_label or figure.x, *(name or "all" for name in lines)], rows)
+
+
+def runs_table(outcomes: Sequence[Outcome]) -> str:
+    axes = list(outcomes[0].run.point)
+    head = [*axes, "status", "step", "images", "epochs", "exaFLOPs", "time"]
+    rows = []
+    for one in outcomes:
+        cells = [one.run.point[axis] for axis in axes]
+        if math.isnan(one.exaflops) or not one.images:
+            rows.append([*cells, f"{one.status} {one.problem}".strip(), *[""] * 5])
+            continue
+        seconds = "" if math.isnan(one.seconds) else duration(one.seconds)
+        amounts = [f"{one.images:,.0f}", f"{one.epochs:,.1f}", f"{one.exaflops:.3g}", seconds]
+        rows.append([*cells, f"{one.status} {one.problem}".strip(), f"{one.step:,}", *amounts])
+    return markdown(head, rows)
+
+
+def page(study: Study, outcomes: Sequence[Outcome]) -> str:
+    parts = [f"# {study.title}"]
+    if study.figure:
+        parts += [f"![{study.title}]({PICTURE})", figure_table(study, outcomes)]
+    done = [one for one in outcomes if one.status == DONE]
+    flops = math.fsum(one.exaflops for one in outcomes if not math.isnan(one.exaflops))
+    parts.append(f"{len(done)} of {len(outcomes)} runs are done, {flops:.3g} exaFLOPs in all.")
+    parts.append(runs_table(outcomes))
+    return "\n\n".join(parts) + "\n"
+
+
+def positions(values: Sequence[str]) -> list[float] | None:
+    """The numbers that the values of an axis are; None if they are not."""
+    try:
+        return [float(value.replace(",", "")) for value in values]
+    except ValueError:
+        return None
+
+
+def draw(study: Study, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
+    """The metric of a figure against its x axis, with intervals over repetitions."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure = study.figure
+    found = groups(outcomes, figure)
+    names = list(study.axes[figure.x])
+    numbers = positions(names)
+    places = dict(zip(names, numbers or range(len(names)), strict=True))
+    scale = 100 if is_share(figure) else 1
+    canvas, axes = pyplot.subplots(figsize=(6.5, 4.5), layout="constrained")
+    for line in study.axes[figure.line] if figure.line else [""]:
+        xs = [x for x in names if (line, x) in found]
+        ends = [interval(found[line, x]) for x in xs]
+        means = [scale * mean for mean, _ in ends]
+        halves = [scale * np.nan_to_num(half) for _, half in ends]
+        at = [places[x] for x in xs]
+        axes.errorbar(at, means, yerr=halves, marker="o", capsize=3, label=line or None)
+    if numbers and min(numbers) > 0 and max(numbers) >= 8 * min(numbers):
+        axes.set_xscale("log")
+    axes.set_xticks(list(places.values()), names)
+    axes.minorticks_off()
+    axes.set_xlabel(figure.x_label or figure.x)
+    axes.set_ylabel(figure.metric + ", %" * is_share(figure))
+    if figure.line:
+        axes.legend()
+    axes.grid(alpha=0.3)
+    canvas.savefig(path, dpi=120)
+    pyplot.close(canvas)
+
+
+def write(study: Study, outcomes: Sequence[Outcome], folder: pathlib.Path) -> dict:
+    """Writes all of it to the folder of the study, and returns what JSON has."""
+    found = dict(title=study.title, runs=[one.to_json() for one in outcomes])
+    cli.replace_file(epath.Path(folder / JSON), json.dumps(found, indent=1) + "\n")
+    cli.replace_file(epath.Path(folder / PAGE), page(study, outcomes))
+    if study.figure:
+        draw(study, outcomes, folder / PICTURE)
+    return found
