@@ -113,7 +113,7 @@ def test_keys_that_change_no_number_are_no_reason(tiny, tmp_path):
     make_run(tmp_path / "a", configs.load(tiny, []))
     make_run(tmp_path / "b", configs.load(tiny, ["--config.checkpoint.every=3"]), late)
     found = compared(tmp_path / "a", tmp_path / "b")
-    assert found["config"] == {"checkpoint.every": ["4", "3"]} and not found["causes"]
+    assert found["config"] == {"checkpoint.every": [4, 3]} and not found["causes"]
 
 
 # --- references ---
@@ -138,7 +138,7 @@ def kept(tiny, tmp_path):
 def test_a_reference_stands_for_its_first_run(kept, tmp_path):
     assert compared(kept, tmp_path / "seed0")["same"]
     found = compared(kept, tmp_path / "seed1")
-    assert found["first_step"] == 5 and found["config"] == {"seed": ["0", "1"]}
+    assert found["first_step"] == 5 and found["config"] == {"seed": [0, 1]}
 
 
 @pytest.mark.parametrize(("shift", "same"), [(0.05, True), (0.13, False), (-0.13, False)])

@@ -24,19 +24,23 @@ COUNTS = {
 SHOWN = 5  # keys of what changed at a start
 
 
-def config_differences(a: Run, b: Run) -> dict[str, list[str]]:
-    """Key -> [value in a, value in b] of the keys whose values differ."""
-    if not a.config or not b.config:
-        return {}
-    return dict(settings.between([a.flat, b.flat]))
+def pairs(a: Mapping, b: Mapping) -> dict[str, list]:
+    """Key -> [value in a, value in b] of the keys whose values differ; None for one that is not
+    there.
+    """
+    keys = dict.fromkeys([*a, *b])
+    found = {key: [a.get(key), b.get(key)] for key in keys}
+    return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
+
+
+def config_differences(a: Run, b: Run) -> dict[str, list]:
+    """The same of the configs; {} if one is not known."""
+    return pairs(a.flat, b.flat) if a.config and b.config else {}
 
 
 def record_differences(a: Run, b: Run, part: str) -> dict[str, list]:
     """The same of `part` of config.json."""
-    found = [run.record.get(part, {}) for run in (a, b)]
-    keys = dict.fromkeys(key for one in found for key in one)
-    pairs = {key: [one.get(key) for one in found] for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    return pairs(a.record.get(part, {}), b.record.get(part, {}))
 
 
 def one_difference(a: Run, b: Run, part: str) -> list | None:
@@ -74,8 +78,8 @@ def starts(run: Run) -> dict[str, int]:
         text = f"was started again after step {step}"
         changed = record.get("changed")
         if isinstance(changed, Mapping) and changed:
-            pairs = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in changed.items()]
-            text += f" with {', '.join(pairs[:SHOWN])}" + ", ..." * (len(pairs) > SHOWN)
+            texts = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in changed.items()]
+            text += f" with {', '.join(texts[:SHOWN])}" + ", ..." * (len(texts) > SHOWN)
         found[text] = step
     return found
 
@@ -135,8 +139,9 @@ def events(a: Run, b: Run, found: Departure) -> list[str]:
 def from_the_start(a: Run, b: Run) -> list[str]:
     """What the runs were not given alike, as far as it changes numbers."""
     lines = []
-    for key, (of_a, of_b) in config_differences(a, b).items():
+    for key, values in config_differences(a, b).items():
         if not configs.may_change(key) or key.startswith(ORDER_OF_SUMS):
+            of_a, of_b = map(settings.show, values)
             lines.append(f"{key}: {of_a} in {a.label}, {of_b} in {b.label}")
     named = dict(data_fingerprint="training data", teacher_fingerprint="teacher", code="code")
     for part, name in named.items():

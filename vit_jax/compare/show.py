@@ -8,7 +8,7 @@ from rich.table import Table
 from vit_jax.cli.terminal import Console
 from vit_jax.compare import causes
 from vit_jax.compare.pair import Pair
-from vit_jax.report import overview, reference, speed
+from vit_jax.report import overview, reference, settings, speed
 from vit_jax.report.run import Run
 from vit_jax.report.tables import Table as Rows
 
@@ -64,7 +64,7 @@ def print_table(console: Console, title: str, rows: Rows) -> None:
 
 def differences(pair: Pair) -> Rows:
     found = causes.config_differences(pair.a, pair.b)
-    rows = [[key, *values] for key, values in found.items()]
+    rows = [[key, *map(settings.show, values)] for key, values in found.items()]
     return Rows(["", pair.a.label, pair.b.label], rows)
 
 
