@@ -76,9 +76,9 @@ def starts(run: Run) -> dict[str, int]:
     for record in run.starts[1:]:
         step = int(record["first_step"])
         text = f"was started again after step {step}"
-        changed = record.get("changed")
-        if isinstance(changed, Mapping) and changed:
-            texts = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in changed.items()]
+        changed = record.get("changed", {})
+        if changed:
+            texts = [f"{key} {before} -> {now}" for key, (before, now) in changed.items()]
             text += f" with {', '.join(texts[:SHOWN])}" + ", ..." * (len(texts) > SHOWN)
         found[text] = step
     return found
