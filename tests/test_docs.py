@@ -18,6 +18,7 @@ from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax import convert, demo, finetune, predict
+from vit_jax.compare import __main__ as compare
 from vit_jax.evaluate import __main__ as evaluate
 from vit_jax.train import __main__ as train
 from vit_jax.weights import published
@@ -207,6 +208,8 @@ def test_the_demo_its_evaluation_and_the_python_snippet_run(tmp_path, monkeypatc
     for name in ("loss", "accuracy"):
         with Image.open(tmp_path / f"demo_workdir/{name}.png") as picture:
             assert picture.size[0] > 800 and len(picture.convert("L").getcolors(10_000)) > 10
+    # The same bits as on the machine of the reference, or an end within its intervals.
+    assert compare.main([f"{ROOT}/references/demo.json", f"{tmp_path}/demo_workdir/pretrain"]) == 0
     monkeypatch.chdir(tmp_path)
     (command,) = [command for command in COMMANDS if "vit_jax.evaluate" in command]
     arguments = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(command)[3:]]

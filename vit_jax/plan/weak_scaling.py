@@ -97,6 +97,7 @@ def draw(found: dict[str, list[dict]], path: pathlib.Path) -> None:
         axes.plot(chips, step, "s--", color=f"C{number}", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(PODS), [f"{chips:,}" for chips in PODS])
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("chips")
     axes.set_ylabel("ms per step")

@@ -5,6 +5,7 @@ within which interval another run of its recipe should end. It stands in the pla
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -87,7 +88,8 @@ def write(runs: Sequence[Run], path: str) -> None:
         if key.startswith(KEPT)
     }
     record = {key: value for key, value in first.record.items() if key != "command"}
-    command = settings.command_text(first.command)
+    words = settings.command_of(first.command)
+    command = shlex.join(word for word in words if not word.startswith("--workdir"))
     content = dict(command=command, record=record, seeds=[run.flat["seed"] for run in runs])
     content |= dict(intervals=intervals(runs), series=series)
     cli.replace_file(epath.Path(path), json.dumps(content) + "\n")
