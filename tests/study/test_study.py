@@ -73,6 +73,8 @@ def test_a_value_may_have_another_recipe(tmp_path):
         (("axes=dict(", "axis=dict("), "it has axis instead of axes"),
         (('"seed={seed}"', '"seed"'), "write a list of KEY=VALUE"),
         (('["model.width=32"]', '"model.width=32"'), "write a list of KEY=VALUE"),
+        (("images=sizes", "images=list(sizes)"), "write a dict of dicts"),
+        (('title="Sizes"', "title=1 / 0"), "get_config fails: ZeroDivisionError"),
         (('x="images"', 'x="size"'), "names size, which is no axis"),
         (('metric="eval', 'metrics="eval'), "it needs x and metric"),
         (("tiny.py", "none.py"), "none.py does not exist"),
@@ -193,7 +195,7 @@ def test_the_best_checkpoint_counts_if_they_are_ranked(sizes, tmp_path):
     lines = lines_with(0.5)
     lines[3]["eval/val/top1"] = 0.9
     make_run(tmp_path / "w/runs" / run.name, run.config(), lines)
-    found = outcome.read(tmp_path / "w", run, {})
+    found = outcome.read(tmp_path / "w", run)
     assert (found.step, found.metrics["eval/val/top1"]) == (4, 0.9)
     assert found.metrics["train/loss"] == lines[3]["train/loss"]
 

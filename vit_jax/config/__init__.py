@@ -17,6 +17,7 @@ from vit_jax.config.defaults import (
 from vit_jax.config.key import is_own
 from vit_jax.config.load import (
     assemble,
+    call_file,
     from_values,
     import_file,
     load,
@@ -33,6 +34,7 @@ __all__ = [
     "MODEL",
     "as_tuple",
     "assemble",
+    "call_file",
     "check_key",
     "check_value",
     "defaults",

@@ -65,8 +65,12 @@ def locate(path: str) -> str:
     return path
 
 
-def read_file(location: str) -> dict[str, object]:
-    """The flat values that FILE.py[:ARG] sets."""
+def call_file(location: str) -> Mapping | ml_collections.ConfigDict:
+    """What `get_config` of FILE.py[:ARG] returns.
+
+    Raises:
+      UserError: there is no such file or function, it fails, or returns no dict.
+    """
     path, _, arg = location.partition(":")
     module = import_file(path)
     if not hasattr(module, "get_config"):
@@ -84,7 +88,12 @@ def read_file(location: str) -> dict[str, object]:
         raise UserError(
             f"config {location}: get_config returns {type(config).__name__}: it must return a dict"
         )
-    return read_config(config, f"in {path}")
+    return config
+
+
+def read_file(location: str) -> dict[str, object]:
+    """The flat values that FILE.py[:ARG] sets."""
+    return read_config(call_file(location), f"in {location.partition(':')[0]}")
 
 
 def check_values(config: Mapping, where: str) -> dict[str, object]:

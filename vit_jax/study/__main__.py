@@ -78,8 +78,7 @@ def show_cost(study: Study, runs: list[StudyRun], topology: str) -> dict:
 
 
 def outcomes_of(folder: pathlib.Path, runs: list[StudyRun]) -> list[outcome.Outcome]:
-    failed = outcome.failures(folder)
-    return [outcome.read(folder, run, failed) for run in runs]
+    return [outcome.read(folder, run) for run in runs]
 
 
 def work(args) -> None:

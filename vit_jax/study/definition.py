@@ -5,6 +5,8 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+import ml_collections
+
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 
@@ -72,12 +74,10 @@ def read(location: str) -> Study:
     Raises:
       UserError: it is none.
     """
-    path, _, arg = location.partition(":")
-    module = configs.import_file(path)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"study {path} has no function get_config(arg): add one")
-    found = module.get_config(arg) if arg else module.get_config()
     where = f"study {location}"
+    found = configs.call_file(location)
+    if isinstance(found, ml_collections.ConfigDict):
+        found = found.to_dict()
     found = OPTIONAL | dict(found)
     unknown = sorted(found.keys() - OPTIONAL.keys() - set(REQUIRED))
     missing = [key for key in REQUIRED if not found.get(key)]
@@ -87,17 +87,31 @@ def read(location: str) -> Study:
             f"{', '.join(OPTIONAL)}: it has {', '.join(unknown) or 'nothing'} instead of "
             f"{', '.join(missing) or 'them'}"
         )
-    axes = {
-        str(axis): {str(value): assignments(texts, where) for value, texts in values.items()}
-        for axis, values in found["axes"].items()
-    }
+    axes = axes_of(found["axes"], where)
     common = assignments(found["overrides"], where)
     runs = [run_of(point, found["recipe"], common + own) for point, own in points(axes)]
     names = [run.name for run in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{where} has two runs with the name {twice[0]}: rename a value of an axis")
-    return Study(found["title"] or path, axes, runs, figure_of(found["figure"], axes, where))
+    return Study(found["title"] or location, axes, runs, figure_of(found["figure"], axes, where))
+
+
+def axes_of(found, where: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """
+    Raises:
+      UserError: they are not dicts of lists of KEY=VALUE.
+    """
+    is_dict = isinstance(found, Mapping)
+    if not is_dict or not all(isinstance(values, Mapping) and values for values in found.values()):
+        raise UserError(
+            f"{where}: axes are {found!r}: write a dict of dicts, axis -> value -> list of "
+            "KEY=VALUE"
+        )
+    return {
+        str(axis): {str(value): assignments(texts, where) for value, texts in values.items()}
+        for axis, values in found.items()
+    }
 
 
 def points(axes: Mapping) -> list[tuple[dict[str, str], tuple[str, ...]]]:

@@ -4,7 +4,6 @@ once on parts of the devices.
 
 import contextlib
 import ctypes
-import json
 import logging
 import os
 import pathlib
@@ -38,9 +37,9 @@ class Execution:
         self.folder = folder
         self.free = list(parts)
         self.running: dict[str, tuple[StudyRun, subprocess.Popen, Part]] = {}  # by name
-        self.failed = outcome.failures(folder)
         self.stopping = False
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        for name in (LOGS, outcome.FAILED):
+            (folder / name).mkdir(parents=True, exist_ok=True)
 
     def run(self, runs: Sequence[StudyRun], after_each: Callable[[], None]) -> None:
         """Runs all of them; `after_each` is called when one is over.
@@ -89,16 +88,16 @@ class Execution:
             return False
         del self.running[name]
         self.free.append(part)
-        self.failed.pop(name, None)
+        failure = self.folder / outcome.FAILED / f"{name}.txt"
+        failure.unlink(missing_ok=True)
         if job.returncode == 0:
             log.info("%s: done", printable(name))
         elif job.returncode == Preempted.exit_code:
             log.info("%s: stopped, and saved", printable(name))
         else:
-            self.failed[name] = self.last_line(run) or f"exit code {job.returncode}"
-            log.warning("%s failed: %s", printable(name), printable(self.failed[name]))
-        text = json.dumps(self.failed, indent=2) + "\n"
-        cli.replace_file(epath.Path(self.folder / outcome.FAILED), text)
+            line = self.last_line(run) or f"exit code {job.returncode}"
+            cli.replace_file(epath.Path(failure), f"{line}\n")
+            log.warning("%s failed: %s", printable(name), printable(line))
         return True
 
     def stop(self, number: int, frame) -> None:

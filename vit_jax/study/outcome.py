@@ -1,7 +1,6 @@
 """What a run of a study has come to, read from its workdir: status, metrics, cost."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from vit_jax.study.definition import StudyRun
 from vit_jax.train import goodput, workdir
 
 RUNS = "runs"
-FAILED = "failed.json"  # name -> the last line that a run said
+FAILED = "failed"  # a folder with the last line of each run that failed, in NAME.txt
 WAITING, STOPPED, RUNNING, DONE, FAILURE = "waiting", "stopped", "running", "done", "failed"
 
 
@@ -45,23 +44,23 @@ def folder_of(study_folder: pathlib.Path, run: StudyRun) -> pathlib.Path:
     return study_folder / RUNS / run.name
 
 
-def failures(study_folder: pathlib.Path) -> dict[str, str]:
-    """The problems of runs that have failed; {} if there are none."""
+def failure_of(study_folder: pathlib.Path, run: StudyRun) -> str:
+    """The last line of a run that has failed, or ""."""
     try:
-        return dict(json.loads((study_folder / FAILED).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return {}
+        return (study_folder / FAILED / f"{run.name}.txt").read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
 
 
-def read(study_folder: pathlib.Path, run: StudyRun, failed: Mapping[str, str]) -> Outcome:
+def read(study_folder: pathlib.Path, run: StudyRun) -> Outcome:
     """
     Raises:
       UserError: its workdir has a run of other settings.
     """
     path = folder_of(study_folder, run)
     folder = Folder(str(path))
+    problem = failure_of(study_folder, run)
     if not workdirs.is_workdir(folder.names()):
-        problem = failed.get(run.name, "")
         status = FAILURE if problem else WAITING
         return Outcome(run, status, {}, 0, 0.0, 0.0, 0.0, 0.0, problem)
     found = workdirs.read(folder, run.name)
@@ -71,14 +70,14 @@ def read(study_folder: pathlib.Path, run: StudyRun, failed: Mapping[str, str]) -
     flops = images * (found.size("train_flops_per_image") or math.nan)
     return Outcome(
         run=run,
-        status=status_of(found, run.name in failed),
+        status=status_of(found, bool(problem)),
         metrics=metrics_at(found, step),
         step=step,
         exaflops=flops / 1e18,
         images=images,
         epochs=images / (found.size("num_examples") or math.nan),
         seconds=goodput.totals(found.starts)["parts"]["steps"],
-        problem=failed.get(run.name, ""),
+        problem=problem,
     )
 
 
