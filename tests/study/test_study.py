@@ -229,6 +229,7 @@ def test_a_study_survives_a_failure_and_a_kill_and_goes_on(tmp_path):
     job = subprocess.Popen([sys.executable, "-m", "vit_jax.study", *words])
     time.sleep(3)
     job.kill()
+    job.wait()
     out = tmp_path / "found.json"
     assert study.main([*words, f"--json={out}"]) == 1
     found = {run["name"]: run for run in json.loads(out.read_text())["runs"]}

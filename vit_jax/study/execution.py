@@ -3,7 +3,6 @@ once on parts of the devices.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import pathlib
@@ -16,7 +15,6 @@ from collections.abc import Callable, Sequence
 from etils import epath
 
 from vit_jax import cli, errors
-from vit_jax.distributed import hardware
 from vit_jax.errors import Preempted, printable
 from vit_jax.study import outcome
 from vit_jax.study.definition import StudyRun
@@ -26,7 +24,6 @@ log = logging.getLogger("vit_jax.study")
 
 POLL_S = 0.2
 LOGS = "logs"
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Execution:
@@ -68,16 +65,17 @@ class Execution:
     def start(self, run: StudyRun, left: int) -> None:
         part = self.free.pop(0)
         workdir = outcome.folder_of(self.folder, run)
-        words = [sys.executable, "-m", "vit_jax.train", *run.arguments, f"--workdir={workdir}"]
+        cores = ",".join(map(str, part.cores)) or "all"
+        start = [sys.executable, "-m", "vit_jax.study.start", str(os.getpid()), cores]
+        words = ["-m", "vit_jax.train", *run.arguments, f"--workdir={workdir}"]
         log.info("%s: begins, %d after it", printable(run.name), left)
         with open(self.log_of(run), "ab") as file:
             job = subprocess.Popen(
-                words,
+                [*start, *words],
                 env=os.environ | part.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                preexec_fn=lambda: prepare(part.cores),
             )
         self.running[run.name] = (run, job, part)
 
@@ -115,11 +113,3 @@ class Execution:
     def last_line(self, run: StudyRun) -> str:
         lines = self.log_of(run).read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("error: ") if lines else ""
-
-
-def prepare(cores: Sequence[int]) -> None:
-    """In the process of a run: its cores, and SIGTERM if this one ends, so that none is left."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-    if hardware.is_linux():
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
