@@ -176,7 +176,7 @@ def test_damaged_references(kept, tmp_path, capsys, damage, text):
     [
         (["a"], "give two or more"),
         (["a", "a/"], "given twice"),
-        (["a", "b", "--tolerance=-1"], "--tolerance=-1.0 is not"),
+        (["a", "b", "--tolerance=-1"], "--tolerance=-1.0 must be 0 or more"),
         (["a", "nothing"], "nothing has no run"),
         (["a", "missing.json"], "missing.json is not a reference run"),
         (["a", "empty"], "have no metric at the same step"),

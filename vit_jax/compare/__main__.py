@@ -58,7 +58,7 @@ def work(args) -> None:
 
     if not 0 <= args.tolerance < math.inf:
         raise UserError(
-            f"--tolerance={args.tolerance} is not a number from 0 on: give such as 1e-5"
+            f"--tolerance={args.tolerance} must be 0 or more: give a number such as 1e-5"
         )
     cli.check_file(args.save, "--save")
     paths = [os.path.expanduser(path).rstrip("/") or path for path in args.runs]
@@ -73,11 +73,11 @@ def work(args) -> None:
         raise UserError(f"there is one run, {paths[0]}: give two or more to compare")
     pairs = [pair.compare(runs[0], other, args.tolerance) for other in runs[1:]]
     show.show(runs, pairs, paths)
+    decisive = next((one for one in pairs if not one.same), pairs[0])
     found = [one.to_json() for one in pairs]
-    decisive = next((one for one in found if not one["same"]), found[0])
-    cli.write_json(args.json, decisive | dict(pairs=found))
-    if not decisive["same"]:
-        raise NegativeResult(show.verdict(next(one for one in pairs if not one.same)))
+    cli.write_json(args.json, decisive.to_json() | dict(pairs=found))
+    if not decisive.same:
+        raise NegativeResult(show.verdict(decisive))
 
 
 COMMAND = cli.Command("compare", __doc__, work, add_arguments, json="write what was found here")

@@ -52,7 +52,7 @@ def one_difference(a: Run, b: Run, part: str) -> list | None:
 
 
 def sums_differently(a: Run, b: Run) -> list[str]:
-    """What lets the runs differ by rounding: their devices, versions, or keys of the config."""
+    """Why the runs may differ by rounding: their devices, versions, or keys of the config."""
     keys = [key for key in config_differences(a, b) if key.startswith(ORDER_OF_SUMS)]
     versions = [name for name in record_differences(a, b, "versions") if name.startswith("jax")]
     return [*keys, *versions, *record_differences(a, b, "devices")]
@@ -137,7 +137,7 @@ def events(a: Run, b: Run, found: Departure) -> list[str]:
 
 
 def from_the_start(a: Run, b: Run) -> list[str]:
-    """What the runs were not given alike, as far as it changes numbers."""
+    """What differs between the runs from the start, if it may change numbers."""
     lines = []
     for key, values in config_differences(a, b).items():
         if not configs.may_change(key) or key.startswith(ORDER_OF_SUMS):

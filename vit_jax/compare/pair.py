@@ -18,7 +18,7 @@ class Pair:
     b: Run
     tolerance: float  # relative
     departure: Departure | None  # beyond the tolerance
-    by_rounding: list[str]  # what lets the runs differ by rounding
+    by_rounding: list[str]  # why the runs may differ by rounding
     beyond_rounding: Departure | None  # by more than that in one step
     outside: dict[str, tuple[float, float, float]]  # metric -> (value, low, high) of the reference
     causes: list[str]

@@ -13,6 +13,7 @@ import tempfile
 from vit_jax import cli, errors
 from vit_jax import config as configs
 from vit_jax.plan.report import UNSEEN, span
+from vit_jax.report.tables import markdown
 
 RECIPES = pathlib.Path("configs/pods.py")
 HEAD = """# Pods
@@ -76,15 +77,9 @@ def row(argument: str, found: dict) -> tuple:
     return (*head, memory, span(found["step_ms"]), communication, span(percent), images, days)
 
 
-def table(columns: tuple[str, ...], rows) -> str:
-    """In Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def page(found: dict[str, dict]) -> str:
     rows = (row(*item) for item in found.items())
-    return f"{HEAD}{table(COLUMNS, rows)}\n\n{UNSEEN}\n"
+    return f"{HEAD}{markdown(COLUMNS, rows)}\n\n{UNSEEN}\n"
 
 
 def main(argv: list[str]) -> int:

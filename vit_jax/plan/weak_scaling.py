@@ -16,6 +16,7 @@ from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.plan import pods_page, topology
 from vit_jax.plan.report import UNSEEN
+from vit_jax.report.tables import markdown
 
 # Chips -> (shape of a pod, pods).
 PODS = {
@@ -29,7 +30,7 @@ PODS = {
     1024: ("16x16", 4),
 }
 COLUMNS = ("chips", "mesh", "computation, ms", "of the first")
-COLUMNS += ("communication, ms", "of it not hidden", "of the step, %", "HBM per chip, GiB")
+COLUMNS += ("communication, ms", "exposed, ms", "of the step, %", "HBM per chip, GiB")
 
 
 def options(location: str, chips: int) -> list[str]:
@@ -54,12 +55,12 @@ def options(location: str, chips: int) -> list[str]:
     return [f"--config={location}", *pod, *changed]
 
 
-def not_hidden(step: dict[str, float]) -> float:
+def exposed(step: dict[str, float]) -> float:
     """ms of communication that a step waits for, even if all that may overlap does."""
     return step["low"] - step["compute_roofline"]
 
 
-def row(found: dict, first: float = 0) -> tuple[str, ...]:
+def row(found: dict, first: float) -> tuple[str, ...]:
     """One line of the table; `first` is the computation of the first plan that fits, in ms."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1)
     head = (f"{found['num_chips']:,}", mesh)
@@ -67,7 +68,7 @@ def row(found: dict, first: float = 0) -> tuple[str, ...]:
     step = found["step_ms"]
     if not step:
         return (*head, "does not fit", *[""] * 4, memory)
-    waiting = not_hidden(step)
+    waiting = exposed(step)
     compute = step["compute_estimate"]
     times = (f"{compute:.1f}", f"{compute / first:.3f}")
     share = f"{100 * waiting / (compute + waiting):.1f}"
@@ -79,7 +80,7 @@ def fitting(plans: list[dict]) -> list[dict]:
 
 
 def draw(found: dict[str, list[dict]], path: pathlib.Path) -> None:
-    """Computation, and with the communication that nothing hides, against the number of chips."""
+    """Computation, alone and with exposed communication, against the number of chips."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -90,10 +91,10 @@ def draw(found: dict[str, list[dict]], path: pathlib.Path) -> None:
         plans = fitting(plans)
         chips = [plan["num_chips"] for plan in plans]
         compute = [plan["step_ms"]["compute_estimate"] for plan in plans]
-        step = [ms + not_hidden(plan["step_ms"]) for ms, plan in zip(compute, plans, strict=True)]
+        step = [ms + exposed(plan["step_ms"]) for ms, plan in zip(compute, plans, strict=True)]
         name = location.rpartition(":")[2]
         axes.plot(chips, compute, "o-", color=f"C{number}", label=f"{name}: computation")
-        label = f"{name}: and communication that nothing hides"
+        label = f"{name}: and exposed communication"
         axes.plot(chips, step, "s--", color=f"C{number}", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(PODS), [f"{chips:,}" for chips in PODS])
@@ -108,9 +109,10 @@ def draw(found: dict[str, list[dict]], path: pathlib.Path) -> None:
 def page(found: dict[str, list[dict]], picture: str) -> str:
     parts = []
     for location, plans in found.items():
-        computations = [plan["step_ms"]["compute_estimate"] for plan in fitting(plans)]
-        rows = [row(plan, *computations[:1]) for plan in plans]
-        parts.append(f"`{location}`:\n\n{pods_page.table(COLUMNS, rows)}")
+        computations = (plan["step_ms"]["compute_estimate"] for plan in fitting(plans))
+        first = next(computations, 0.0)
+        table = markdown(COLUMNS, (row(plan, first) for plan in plans))
+        parts.append(f"`{location}`:\n\n{table}")
     parts.append(f"![Time of a step against the number of chips]({picture})")
     return "\n\n".join([*parts, UNSEEN, ""])
 

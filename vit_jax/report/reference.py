@@ -21,7 +21,7 @@ from vit_jax.report.run import Run, parse_record
 from vit_jax.report.series import Series
 
 SUFFIX = ".json"
-LEVEL = 0.99  # that a new run of the recipe, with another seed, is within the interval
+LEVEL = 0.99  # probability that a run with another seed ends within an interval
 KEPT = ("train/", "eval/", "data/")  # beginnings of metrics; the others are about time
 LOSS = "train/loss"
 TAIL = 0.1  # share of the steps, the last ones, over which the loss is averaged
@@ -29,7 +29,7 @@ TAIL = 0.1  # share of the steps, the last ones, over which the loss is averaged
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reference(Run):
-    """A run that was kept as data."""
+    """A run that is kept as data."""
 
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 

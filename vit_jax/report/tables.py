@@ -1,6 +1,12 @@
 """Tables of a page: cells are text, and the template draws them."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @dataclasses.dataclass(frozen=True)

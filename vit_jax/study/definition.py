@@ -13,7 +13,6 @@ from vit_jax.errors import UserError
 REQUIRED = ("recipe", "axes")
 OPTIONAL = dict(overrides=(), figure={}, title="")
 RECIPE = "recipe="
-FIGURE = ("x", "line", "over", "metric", "x_label")  # of a figure; x and metric are required
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +152,7 @@ def figure_of(found: Mapping, axes: Mapping, where: str) -> Figure | None:
     except TypeError:
         raise UserError(
             f"{where}: its figure has the keys {', '.join(found)}: it needs x and metric, and may "
-            f"have {', '.join(FIGURE[1:])}"
+            "have line, over and x_label"
         ) from None
     for axis in filter(None, (figure.x, figure.line, figure.over)):
         if axis not in axes:

@@ -49,7 +49,7 @@ class Execution:
             while self.running or (waiting and not self.stopping):
                 if self.free and not self.stopping:
                     self.start_next(waiting)
-                if any([self.is_over(name) for name in list(self.running)]):
+                if self.end_finished():
                     after_each()
                 time.sleep(POLL_S)
         if self.stopping:
@@ -79,12 +79,15 @@ class Execution:
             )
         self.running[run.name] = (run, job, part)
 
-    def is_over(self, name: str) -> bool:
-        """Whether a run has ended; then its part is free, and its failure is kept."""
-        run, job, part = self.running[name]
-        if job.poll() is None:
-            return False
-        del self.running[name]
+    def end_finished(self) -> list[str]:
+        """The names of the runs that have ended since the last call; their parts are free again."""
+        ended = [name for name, (_, job, _) in self.running.items() if job.poll() is not None]
+        for name in ended:
+            self.end(name)
+        return ended
+
+    def end(self, name: str) -> None:
+        run, job, part = self.running.pop(name)
         self.free.append(part)
         failure = self.folder / outcome.FAILED / f"{name}.txt"
         failure.unlink(missing_ok=True)
@@ -96,7 +99,6 @@ class Execution:
             line = self.last_line(run) or f"exit code {job.returncode}"
             cli.replace_file(epath.Path(failure), f"{line}\n")
             log.warning("%s failed: %s", printable(name), printable(line))
-        return True
 
     def stop(self, number: int, frame) -> None:
         if self.stopping:

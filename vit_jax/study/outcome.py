@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.cli import lock
 from vit_jax.errors import UserError
+from vit_jax.report import overview
 from vit_jax.report import run as workdirs
 from vit_jax.report.files import Folder
 from vit_jax.report.run import Run
@@ -113,13 +114,12 @@ def status_of(found: Run, has_failed: bool) -> str:
 
 def chosen_step(found: Run) -> int:
     """The step whose metrics count: the best checkpoint if they are ranked, else the last."""
-    best = found.flat.get("checkpoint.keep_best")
-    series = found.series.get(best) if best else None
-    if series is None or not len(series.finite):
+    key = found.flat.get("checkpoint.keep_best")
+    series = found.series.get(key)
+    index = series and overview.best(series, key)
+    if index is None:
         return found.last_step
-    value = np.where(np.isfinite(series.value), series.value, np.nan)
-    lowest = str(best).endswith("loss")
-    return int(series.step[np.nanargmin(value) if lowest else np.nanargmax(value)])
+    return int(series.step[index])
 
 
 def metrics_at(found: Run, step: int) -> dict[str, float]:

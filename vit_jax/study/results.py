@@ -10,6 +10,7 @@ from etils import epath
 from scipy import stats
 
 from vit_jax import cli
+from vit_jax.report.tables import markdown
 from vit_jax.study.definition import Figure, Study
 from vit_jax.study.outcome import DONE, Outcome
 from vit_jax.train.console import duration
@@ -42,7 +43,7 @@ def groups(outcomes: Sequence[Outcome], figure: Figure) -> dict[tuple[str, str],
 
 def is_share(figure: Figure) -> bool:
     """Whether the metric is shown in percent."""
-    return figure.metric.rpartition("/")[2].startswith(("top", "recall"))
+    return figure.metric.rpartition("/")[2].startswith(("top", "fewshot_", "knn"))
 
 
 def shown(values: Sequence[float], figure: Figure) -> str:
@@ -51,11 +52,6 @@ def shown(values: Sequence[float], figure: Figure) -> str:
     scale, form = (100, ".1f") if is_share(figure) else (1, ".4g")
     around = "" if math.isnan(half) else f" ± {scale * half:{form}}"
     return f"{scale * mean:{form}}{around} ({len(values)})"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def figure_table(study: Study, outcomes: Sequence[Outcome]) -> str:

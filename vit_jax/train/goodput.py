@@ -177,7 +177,7 @@ def parse(text: str) -> list[dict]:
             if record["parts"].keys() != set(OF_A_START) or not all(map(is_number, numbers)):
                 raise ValueError("a start has other parts, or a value that is not a number")
             if any(len(pair) != 2 for pair in record.get("changed", {}).values()):
-                raise ValueError("what a start has changed is not pairs")
+                raise ValueError("what a start has changed is not a dict of pairs")
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return records
