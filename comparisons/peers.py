@@ -59,7 +59,8 @@ class Contender:
         environment = os.environ | dict(BEGUN=str(time.time()), VIT_JAX_CACHE=cache)
         environment |= self.variables
         if self.name == "vit_jax":
-            environment["PYTHONPATH"] = str(CHILD.parent.parent)
+            paths = [str(CHILD.parent.parent), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return Process([self.python, str(CHILD), *words], environment)
 
 

@@ -171,27 +171,23 @@ def test_memory_of_blockwise_grows_with_the_tokens_and_not_with_their_square():
     assert temporary(reference, 4096) >= 4 * large
 
 
+# Of 144 tokens, 196, 256, 576 and 1,370.
 CHOICES = {
-    ("tpu", "bfloat16"): "splash",
-    ("tpu", "float32"): "splash",
-    ("cuda", "bfloat16"): "cudnn",
-    ("cuda", "float32"): "blockwise",
-    ("gpu", "bfloat16"): "blockwise",
-    ("cpu", "float32"): "blockwise",
+    ("tpu", "bfloat16"): ["short"] * 3 + ["splash"] * 2,
+    ("tpu", "float32"): ["short"] * 3 + ["splash"] * 2,
+    ("cuda", "bfloat16"): ["einsum"] + ["cudnn"] * 4,
+    ("cuda", "float32"): ["einsum"] * 3 + ["blockwise"] * 2,
+    ("gpu", "bfloat16"): ["einsum"] * 3 + ["blockwise"] * 2,
+    ("cpu", "float32"): ["einsum"] * 3 + ["blockwise"] * 2,
 }
 
 
 @pytest.mark.parametrize(("platform", "dtype"), CHOICES)
 def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
-    shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in (196, 256, 576, 1370)]
-    chosen = CHOICES[platform, dtype]
-    short = "short" if platform == "tpu" else "einsum"
-    assert [attention.choose("auto", x, x, platform) for x in shapes] == [
-        short,
-        short,
-        chosen,
-        chosen,
-    ]
+    lengths = (144, 196, 256, 576, 1370)
+    shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in lengths]
+    found = [attention.choose("auto", x, x, platform) for x in shapes]
+    assert found == CHOICES[platform, dtype]
     probe = jax.ShapeDtypeStruct((8, 1, 16, 80), dtype)
     for wanted in ("auto", "blockwise"):
         assert attention.choose(wanted, probe, shapes[-1], platform) == "einsum"

@@ -7,10 +7,11 @@ import pytest
 from conftest import applied
 
 import vit_jax
+from vit_jax.distributed import hardware, sharding
 from vit_jax.distributed import mesh as meshes
-from vit_jax.distributed import sharding
 from vit_jax.models import create, flops, mlp
 from vit_jax.models.mae import MaskedAutoencoder
+from vit_jax.models.ops import activation
 from vit_jax.weights import scan_layout
 
 SIZES = dict(width=32, depth=2, mlp_dim=48, num_heads=2, patch_size=8, image_size=16)
@@ -39,6 +40,18 @@ def test_swiglu_equals_numpy():
     hidden = gate / (1 + np.exp(-gate)) * (x @ layers["Dense_0"][0] + layers["Dense_0"][1])
     truth = hidden @ layers["Dense_1"][0] + layers["Dense_1"][1]
     np.testing.assert_allclose(applied(block, params, x), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", mlp.GELUS)
+def test_on_gpus_a_gelu_keeps_its_input_only_and_its_gradient_is_rounded_once(kind, monkeypatch):
+    monkeypatch.setattr(hardware, "platform", lambda: "cuda")
+    x = jnp.linspace(-4, 4, 512, dtype=jnp.bfloat16)
+    y, pull = jax.vjp(lambda x: activation.activate(mlp.GELUS[kind], x, jnp.bfloat16), x)
+    (kept,) = jax.tree.leaves(pull)
+    assert kept.dtype == jnp.bfloat16 and (kept == x).all()
+    assert (y == mlp.GELUS[kind](x)).all()
+    truth = jax.vmap(jax.grad(mlp.GELUS[kind]))(x.astype(jnp.float32))
+    np.testing.assert_array_equal(pull(jnp.ones_like(y))[0], truth.astype(jnp.bfloat16))
 
 
 def test_scan_and_remat_change_no_number_of_a_gated_model(drawn):

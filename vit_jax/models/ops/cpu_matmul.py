@@ -54,30 +54,3 @@ def matmul_backward(residuals, gradient):
 
 
 matmul.defvjp(matmul_forward, matmul_backward)
-
-
-def patch_convolution(image, kernel, strides, padding, **_):
-    """`jax.lax.conv_general_dilated` as flax's layers call it, for windows that do not overlap, as
-    one `matmul`.
-
-    Args:
-      image: [batch, H, W, channels].
-      kernel: [h, w, channels, out].
-      strides: (h, w).
-      padding: VALID, which leaves out a border that does not fill a window, or SAME, which pads it.
-
-    Returns:
-      [batch, H / h, W / w, out] float32.
-    """
-    h, w = strides
-    if padding == "SAME":
-        borders = jax.lax.padtype_to_pads(image.shape[1:3], (h, w), strides, padding)
-        image = jnp.pad(image, ((0, 0), *borders, (0, 0)))
-    rows = image.shape[1] // h
-    columns = image.shape[2] // w
-    channels = image.shape[3]
-    image = image[:, : rows * h, : columns * w]
-    windows = image.reshape(-1, rows, h, columns, w, channels).swapaxes(2, 3)
-    inner = h * w * channels
-    y = matmul(windows.reshape(-1, inner), kernel.reshape(inner, -1))
-    return y.reshape(-1, rows, columns, kernel.shape[-1])

@@ -4,6 +4,7 @@ Their `dtype` is that of the product's operands, and of all other arithmetic whe
 so.
 """
 
+import functools
 import math
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import hardware
 from vit_jax.models.ops import cpu_matmul
-from vit_jax.models.ops.precision import activation_dtype, operands_only
+from vit_jax.models.ops.precision import activation_dtype, is_matrix_product, operands_only
 from vit_jax.models.ops.tpu_layout import keep_shape
 
 xavier = nn.initializers.xavier_uniform()
@@ -134,13 +135,39 @@ class OutputProjection(nn.Module):
         return y + bias.astype(y.dtype)
 
 
+def patch_convolution(dtype, image, kernel, strides, padding, **_):
+    """`jax.lax.conv_general_dilated` as flax's layers call it, for windows that do not overlap, as
+    one `product`.
+
+    Args:
+      dtype: of the product.
+      image: [batch, H, W, channels].
+      kernel: [h, w, channels, out].
+      strides: (h, w).
+      padding: VALID, which leaves out a border that does not fill a window, or SAME, which pads it.
+
+    Returns:
+      [batch, H / h, W / w, out].
+    """
+    h, w = strides
+    if padding == "SAME":
+        borders = jax.lax.padtype_to_pads(image.shape[1:3], (h, w), strides, padding)
+        image = jnp.pad(image, ((0, 0), *borders, (0, 0)))
+    rows = image.shape[1] // h
+    columns = image.shape[2] // w
+    channels = image.shape[3]
+    image = image[:, : rows * h, : columns * w]
+    windows = image.reshape(-1, rows, h, columns, w, channels).swapaxes(2, 3)
+    inner = h * w * channels
+    y = product(windows.reshape(-1, inner), kernel.reshape(inner, -1), dtype)
+    return y.reshape(-1, rows, columns, kernel.shape[-1])
+
+
 def patch_embedding(
     features: int, patch_size: tuple[int, int], padding: str, dtype, name: str
 ) -> nn.Conv:
     """[batch, H, W, channels] -> [batch, H / h, W / w, features]. `padding`: VALID or SAME."""
-    options = dict(dtype=dtype)
-    if operands_only(dtype):
-        options = dict(
-            dtype=activation_dtype(dtype), conv_general_dilated=cpu_matmul.patch_convolution
-        )
-    return nn.Conv(features, patch_size, patch_size, padding, name=name, **options)
+    options = dict(dtype=activation_dtype(dtype), name=name)
+    if is_matrix_product(dtype):
+        options["conv_general_dilated"] = functools.partial(patch_convolution, dtype)
+    return nn.Conv(features, patch_size, patch_size, padding, **options)
