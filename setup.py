@@ -16,7 +16,7 @@ VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "vit_jax/__init__.py").rea
 CORE = [
     "jax>=0.8.3",
     "flax>=0.12.0",
-    "optax>=0.2.6",
+    "optax>=0.2.7",
     "orbax-checkpoint>=0.11.32",
     "ml-collections>=1.0.0",
     "clu>=0.0.12",

@@ -415,9 +415,16 @@ def run(tiny, workdir, *arguments) -> tuple[list[float], dict]:
     return lines, scan_layout.flatten(checkpoint.read_params(checkpoint.find(workdir)))
 
 
+MUON = ["--config.optim.name=muon", "--config.optim.wd=0.01", "--config.optim.lr=0.01"]
+MUON += ["--config.total_steps=6"]
+
+
 @pytest.mark.slow
-def test_adafactor_trains_alike_however_it_is_sharded_and_leaves_what_is_frozen(tiny, tmp_path):
-    arguments = [*ADAFACTOR, "--config.optim.frozen=embedding/.*"]
+@pytest.mark.parametrize("optimizer", [ADAFACTOR, MUON], ids=["adafactor", "muon"])
+def test_training_is_alike_however_it_is_sharded_and_leaves_what_is_frozen(
+    optimizer, tiny, tmp_path
+):
+    arguments = [*optimizer, "--config.optim.frozen=embedding/.*"]
     one, params = run(tiny, tmp_path / "one", *arguments)
     split, _ = run(
         tiny, tmp_path / "split", *arguments, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"
@@ -461,11 +468,14 @@ def test_a_pattern_that_matches_nothing_ends_training_in_one_line(tiny, tmp_path
     assert "config key optim.frozen: 'encoder/.*' matches no parameter" in last_error(capsys)
 
 
-@pytest.mark.parametrize("frozen", ["Transformer/encoderblock.*", "head/.*"])
-def test_a_state_with_frozen_parameters_changes_its_layout_and_back(tiny, frozen):
+PARTS = ["frozen=Transformer/encoderblock.*", "frozen=head/.*", "name=muon"]
+
+
+@pytest.mark.parametrize("setting", PARTS)
+def test_a_state_in_parts_changes_its_layout_and_back(tiny, setting):
     made = []
     for scan in (False, True):
-        arguments = [f"--config.optim.frozen={frozen}", f"--config.model.scan={scan}"]
+        arguments = [f"--config.optim.{setting}", f"--config.model.scan={scan}"]
         made.append(states.fresh_state(build_experiment(configs.load(tiny, arguments))))
     looped, scanned = made
     there = scan_layout.relayout(states.as_dict(looped), True, jnp.stack)
@@ -560,3 +570,67 @@ def test_clipping_is_optaxs(size):
         for tx in (optim.clip_by_global_norm(0.7), optax.clip_by_global_norm(0.7))
     )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, truth)
+
+
+def test_muon_is_that_of_torch():
+    """golden/muon_torch: three updates of torch.optim.Muon with equal gradients, because optax
+    corrects the bias of the momentum and torch does not; its Newton-Schulz steps in float32.
+    """
+    arrays, facts = golden("muon_torch")
+    config = settings(
+        name="muon", lr=facts["lr"], wd=facts["weight_decay"], momentum=facts["momentum"]
+    )
+    config.update(schedule="constant", **PLAIN)
+    truth = below(arrays, "params")
+    found = trajectory(config, below(arrays, "start"), below(arrays, "grads"))
+    for step, params in enumerate(found):
+        for name, value in params.items():
+            np.testing.assert_allclose(value, truth[name][step], atol=1e-5, err_msg=name)
+
+
+def quintic(matrix):
+    """Muon's five steps on a matrix, by its singular values, in float64."""
+    left, values, right = np.linalg.svd(matrix.astype(float), full_matrices=False)
+    values = values / np.sqrt((values**2).sum())
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left @ np.diag(values) @ right
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_muon_updates_the_matrices_of_blocks_and_adam_the_rest(scan):
+    """Momentum as in Nadam, by hand. Layers stacked for scan have a matrix each."""
+    rng = np.random.default_rng(0)
+    kernel = "MultiHeadDotProductAttention_1/query/kernel"
+    layers = [rng.normal(size=(3, 6, 2, 4)).astype(np.float32) for _ in range(2)]
+    grads = {f"Transformer/encoderblock_{i}/{kernel}": layer for i, layer in enumerate(layers)}
+    if scan:
+        grads = {f"Transformer/encoderblock/{kernel}": np.stack(layers, 1)}
+    others = {"Transformer/encoderblock_0/LayerNorm_0/scale": (6,), "head/kernel": (6, 3)}
+    others = {name: rng.normal(size=(3, *shape)) for name, shape in others.items()}
+    params = {name: jnp.zeros(grad.shape[1:]) for name, grad in (grads | others).items()}
+    config = settings(name="muon", momentum=0.8, schedule="constant", **PLAIN)
+    found = list(trajectory(config, params, grads | others))[-1]
+
+    alone = settings(name="adam", schedule="constant", **PLAIN)
+    rest = {name: params[name] for name in others}
+    for name, value in list(trajectory(alone, rest, others))[-1].items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+    matrices = {name: found[name] for name in grads}
+    if scan:
+        (stacked,) = matrices.values()
+        matrices = dict(enumerate(stacked))
+    for value, layer in zip(matrices.values(), layers, strict=True):
+        truth, momentum = np.zeros((6, 8)), np.zeros((6, 8))
+        for step, grad in enumerate(layer.reshape(3, 6, 8), 1):
+            momentum = 0.8 * momentum + 0.2 * grad
+            ahead = 0.8 * momentum / (1 - 0.8 ** (step + 1)) + 0.2 * grad / (1 - 0.8**step)
+            truth -= 0.01 * 0.2 * np.sqrt(8) * quintic(ahead)
+        np.testing.assert_allclose(value.reshape(6, 8), truth, atol=1e-5)
+
+
+def test_muon_needs_encoder_blocks():
+    params = dict(head=dict(kernel=jnp.zeros((6, 3))))
+    with pytest.raises(UserError, match=r"optim\.name=muon needs a model with encoder blocks"):
+        optim.make_optimizer(settings(name="muon"), params, 20)

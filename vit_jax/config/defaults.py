@@ -28,9 +28,9 @@ SIZE = (-1, LARGEST)  # of a mesh axis; the mesh refuses 0
 
 BOX = {"data.crop": ("inception", "torchvision")}
 RANDAUGMENT = {"data.randaug_layers": (1, 2, 3, 4)}
-ADAM = {"optim.name": ("adam", "lamb")}
+ADAM = {"optim.name": ("adam", "lamb", "muon")}
 SGD = {"optim.name": ("sgd", "lars")}
-MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor")}
+MOMENTUM = {"optim.name": ("sgd", "lars", "adafactor", "muon")}
 ADAFACTOR = {"optim.name": ("adafactor",)}
 STAIR = {"optim.schedule": ("stair",)}
 RSQRT = {"optim.schedule": ("rsqrt",)}
@@ -151,7 +151,7 @@ DATA = dict(
 )
 
 OPTIM = dict(
-    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars"), state=True,
+    name=key("adam", "optimizer", ("adam", "sgd", "adafactor", "lamb", "lars", "muon"), state=True,
              own=("schedule", "total_steps", "params")),
     lr=key(1e-3, "base learning rate", within=POSITIVE),
     lr_mults=key((), "(pattern, factor) pairs: the first pattern that matches the whole path of a "
@@ -178,7 +178,7 @@ OPTIM = dict(
                state=True),
     wd_times_lr=key(True, "decay times learning rate (AdamW); False: times the shape of the "
                     "schedule only (big_vision)",
-                    only_if={"optim.name": ("adam", "sgd", "adafactor")}),
+                    only_if={"optim.name": ("adam", "sgd", "adafactor", "muon")}),
     wd_mults=key(((".*/kernel", 1.0),), "pairs like lr_mults; the rest does not decay",
                  pairs=(str, float)),
     grad_clip_norm=key(0.0, "largest global norm of the gradient; 0: off"),

@@ -10,6 +10,7 @@ import optax
 from vit_jax.config import is_own
 from vit_jax.distributed.sharding import path_name
 from vit_jax.errors import UserError
+from vit_jax.train import muon
 from vit_jax.train.own_optimizer import own_optimizer
 from vit_jax.train.schedules import half_cosine, make_schedule, own_schedule
 
@@ -69,8 +70,13 @@ def lars(config):
     return optax.chain(decay, scale_by_trust_ratio(config.wd_mults, LARS_TRUST), sgd(config))
 
 
+def muon_and_adam(config):
+    return muon.muon(config, adam(config))
+
+
 # lamb is adam with what `decay_and_mults` adds after it.
 OPTIMIZERS = {"adam": adam, "sgd": sgd, "adafactor": adafactor, "lamb": adam, "lars": lars}
+OPTIMIZERS["muon"] = muon_and_adam
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
@@ -320,6 +326,10 @@ def make_optimizer(config, params, total_steps: int, whole=None):
         raise UserError(
             f"config key optim.layer_decay={config.layer_decay} needs a model with encoder blocks: "
             "set it to 1"
+        )
+    if config.name == "muon" and not depth:
+        raise UserError(
+            "config key optim.name=muon needs a model with encoder blocks: use adam for this one"
         )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
     if config.wd or config.wd_end:
