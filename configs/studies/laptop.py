@@ -1,29 +1,53 @@
-"""pilot"""
+"""Studies of arXiv 2010.11929 at a size for two CPU cores, on `scattered_digits`.
 
-import ml_collections
+    python -m vit_jax.study --config=configs/studies/laptop.py:data_size --workdir=DIR --jobs=2
 
-from vit_jax.models import bit
+`data_size`: accuracy against the number of training images, as in Figures 3 and 4.
+`optimizers`: accuracy against the number of steps, with Adam and Muon.
+
+Cost and results: docs/studies.md.
+"""
+
+RECIPE = "configs/studies/small_models.py"
+SEEDS = {seed: [f"seed={seed}"] for seed in "012"}
 
 
-def resnet(num_classes: int, image_size):
-    return bit.ResNet(
-        num_classes=num_classes, image_size=image_size, units=(2, 2), width_factor=0.5
+def data_size() -> dict:
+    sizes = [512 * 4**i for i in range(5)]
+    return dict(
+        title="Accuracy against the number of training images",
+        recipe=f"{RECIPE}:ViT",
+        axes=dict(
+            model={"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
+            images={str(size): [f"data.split=train[:{size}]"] for size in sizes},
+            seed=SEEDS,
+        ),
+        overrides=["early_stopping=3", "checkpoint.keep_best=eval/val/top1"],
+        figure=dict(
+            x="images", line="model", over="seed", metric="eval/test/top1", x_label="images"
+        ),
     )
 
 
-def get_config(model: str = "vit"):
-    config = ml_collections.ConfigDict()
-    config.total_steps = 1000
-    config.image_size = 32
-    config.log_every = 50
-    vit = dict(variant="Ti/4", width=64, depth=4, mlp_dim=256, num_heads=4, pool="gap")
-    config.model = vit if model == "vit" else dict(variant="laptop:resnet")
-    config.data = dict(
-        name="scattered_digits:split", split="train", batch_size=128, flip=False, crop="resize"
+def optimizers() -> dict:
+    steps = [250 * 2**i for i in range(4)]
+    return dict(
+        title="Accuracy against the number of steps",
+        recipe=f"{RECIPE}:ViT",
+        axes=dict(
+            optimizer={"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
+            steps={str(count): [f"total_steps={count}"] for count in steps},
+            seed=SEEDS,
+        ),
+        figure=dict(
+            x="steps", line="optimizer", over="seed", metric="eval/test/top1", x_label="steps"
+        ),
     )
-    config.optim = dict(
-        name="adam", lr=1e-3, schedule="cosine", warmup_steps=100, wd=0.05, grad_clip_norm=1.0
-    )
-    config.evals = dict(val=dict(every=200, data=dict(split="val")))
-    config.checkpoint = dict(every=1000, keep_last=1)
-    return config
+
+
+STUDIES = dict(data_size=data_size, optimizers=optimizers)
+
+
+def get_config(name: str = "data_size") -> dict:
+    """`name`: one of `STUDIES`."""
+    return STUDIES[name]()

@@ -1,9 +1,9 @@
-"""A data set of any size that needs no network, for studies on a laptop: scanned digits at random
-places on a canvas of 32 x 32 pixels. The class is the digit that is furthest to the left.
+"""A data set of any size that needs no network, for studies on a laptop: two scanned digits at
+random places on a canvas of 32 x 32 pixels. The class is the left digit.
 
-`data.name=scattered_digits:split`, with the splits train, of 131,072 images, val and test, of 4,096
-each. Those of val and test are made of scans that train does not have. An image is a function of
-its number: `train[:1000]` are the first thousand of `train`.
+`data.name=scattered_digits:split`, with the splits train, of 131,072 images, val, of 1,024, and
+test, of 2,048. Those of val and test are made of scans that train does not have. An image is a
+function of its number: `train[:1000]` are the first thousand of `train`.
 """
 
 import numpy as np
@@ -12,39 +12,38 @@ from vit_jax.data.sources import digits
 
 SIDE = 32  # of an image, in pixels
 SCALE = 2  # pixels per pixel of a scan
-DIGITS = 2  # in an image
-IMAGES = dict(train=131_072, val=4096, test=4096)
+APART = 4  # pixels from the left edge of a digit to that of the other, at least
+IMAGES = dict(train=131_072, val=1024, test=2048)
 
 
 class ScatteredDigits:
-    """Images uint8 [32, 32, 3] with their labels, drawn when they are read."""
+    """Images uint8 [32, 32, 3] with their labels; an image is drawn when it is read."""
 
     class_names = digits.NAMES
 
     def __init__(self, split: str):
         with np.load(digits.FILE, allow_pickle=False) as data:
-            scans = data["images"][data[split]]
-            classes = data["labels"][data[split]]
-        self.fingerprint = f"scattered digits {split}"
-        scans = np.round(scans * (255 / 16)).astype(np.uint8)
+            scans = np.round(data["images"][data[split]] * (255 / 16)).astype(np.uint8)
+            classes = data["labels"][data[split]].astype(np.int32)
+        self.fingerprint = f"scattered digits, {split}"
         self.scans = scans.repeat(SCALE, 1).repeat(SCALE, 2)
+        self.size = self.scans.shape[1]  # of a digit, in pixels
         rng = np.random.default_rng([0, *split.encode()])
-        count = IMAGES[split]
-        self.drawn = rng.integers(len(scans), size=(count, DIGITS))
-        side = self.scans.shape[1]
-        self.places = rng.integers(SIDE - side + 1, size=(count, DIGITS, 2))
-        first = self.places[:, :, 1].argmin(1)
-        self.labels = classes[self.drawn[np.arange(count), first]].astype(np.int32)
+        pairs = (IMAGES[split], 2)  # left, right
+        free = SIDE - self.size
+        self.drawn = rng.integers(len(scans), size=pairs)
+        self.rows = rng.integers(free + 1, size=pairs)
+        self.columns = np.sort(rng.integers(free - APART + 1, size=pairs)) + (0, APART)
+        self.labels = classes[self.drawn[:, 0]]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, i: int):
         image = np.zeros((SIDE, SIDE), np.uint8)
-        side = self.scans.shape[1]
-        for scan, (row, column) in zip(self.drawn[i], self.places[i], strict=True):
-            window = image[row : row + side, column : column + side]
-            np.maximum(window, self.scans[scan], out=window)
+        for digit, row, column in zip(self.drawn[i], self.rows[i], self.columns[i], strict=True):
+            window = image[row : row + self.size, column : column + self.size]
+            np.maximum(window, self.scans[digit], out=window)
         return np.repeat(image[:, :, None], 3, 2), self.labels[i]
 
 

@@ -234,7 +234,7 @@ def load_in_python(config, overrides) -> ml_collections.ConfigDict:
 
 def look_beside(location: str, config) -> None:
     """Finds parts of the user's own in the folder of the config FILE.py[:ARG], too."""
-    own_parts.look_beside(location.partition(":")[0], config)
+    own_parts.look_beside(locate(location.partition(":")[0]), config)
 
 
 def set_values(config: Mapping) -> Mapping:

@@ -1,0 +1,41 @@
+"""A small ViT and a small ResNet on `scattered_digits`, for the studies of laptop.py.
+
+    python -m vit_jax.train --config=configs/studies/small_models.py:ViT --workdir=DIR
+
+Cost: about four minutes on one CPU core. Expected test top-1: see docs/studies.md.
+"""
+
+import ml_collections
+
+from vit_jax.models import bit
+
+SIDE = 32  # pixels
+
+
+def resnet(num_classes: int, image_size) -> bit.ResNet:
+    """Two stages of two bottlenecks, half as wide as a ResNet-50."""
+    fields = dict(num_classes=num_classes, image_size=image_size)
+    return bit.ResNet(units=(2, 2), width_factor=0.5, **fields)
+
+
+MODELS = {
+    "ViT": dict(variant="Ti/4", width=64, depth=4, mlp_dim=256, num_heads=4, pool="gap"),
+    "ResNet": dict(variant="small_models:resnet"),
+}
+
+
+def get_config(model: str = "ViT"):
+    """`model`: ViT or ResNet."""
+    config = ml_collections.ConfigDict()
+    config.total_steps = 2000
+    config.image_size = SIDE
+    config.log_every = 50
+    config.model = MODELS[model]
+    config.data = dict(name="scattered_digits:split", split="train", batch_size=128)
+    config.data.update(crop="resize", flip=False)
+    config.optim = dict(
+        name="adam", lr=1e-3, schedule="cosine", warmup_steps=100, wd=0.05, grad_clip_norm=1.0
+    )
+    config.evals = {split: dict(every=250, data=dict(split=split)) for split in ("val", "test")}
+    config.checkpoint = dict(every=250, keep_last=1)
+    return config
