@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import metric_lines
 from PIL import Image
 
 from vit_jax import config as configs
@@ -30,6 +31,11 @@ def found(a: str, b: str, folder, code: int = 1, *flags: str) -> dict:
     path = folder / "found.json"
     assert compare.main([a, b, f"--json={path}", *flags]) == code
     return json.loads(path.read_text())
+
+
+def quality(line: dict) -> dict:
+    """What a line of metrics says about the model, and not about time."""
+    return {key: line[key] for key in line if key.startswith(("train/", "eval/"))}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,18 @@ def test_a_restart_that_adds_in_another_order(base, tmp_path, monkeypatch):
     assert "started again after step 4 with accum_steps 1 -> 2" in seen["causes"][0]
     assert seen["beyond_rounding_step"] is None
     assert found(a, b, tmp_path, 0, "--tolerance=1e-3")["same"]
+
+
+def test_another_mesh(base, tmp_path):
+    """It only rounds otherwise, at a step that the lines of the metrics tell."""
+    config, a = base
+    b = make_run(config, tmp_path / "b", "mesh.fsdp=4", "mesh.tensor=2")
+    pairs = zip(metric_lines(a), metric_lines(b), strict=True)
+    truth = next(one["step"] for one, other in pairs if quality(one) != quality(other))
+    seen = found(a, b, tmp_path)
+    assert seen["first_step"] == truth and seen["beyond_rounding_step"] is None
+    assert set(seen["config"]) == {"mesh.fsdp", "mesh.tensor"}
+    assert any("mesh" in text for text in seen["causes"])
 
 
 def test_other_code(base, tmp_path, monkeypatch):
