@@ -33,7 +33,8 @@ class ScatteredDigits:
         free = SIDE - self.size
         self.drawn = rng.integers(len(scans), size=pairs)
         self.rows = rng.integers(free + 1, size=pairs)
-        self.columns = np.sort(rng.integers(free - APART + 1, size=pairs)) + (0, APART)
+        left, right = np.sort(rng.integers(free - APART + 1, size=pairs)).T
+        self.columns = np.stack([left, right + APART], 1)
         self.labels = classes[self.drawn[:, 0]]
 
     def __len__(self) -> int:
