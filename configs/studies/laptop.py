@@ -12,36 +12,32 @@ RECIPE = "configs/studies/small_models.py"
 SEEDS = {seed: [f"seed={seed}"] for seed in "012"}
 
 
+def study(x: str, values: dict, line: str, lines: dict, **more) -> dict:
+    """Test top-1 against axis `x`, by axis `line`, with three seeds."""
+    figure = dict(x=x, line=line, over="seed", metric="eval/test/top1")
+    axes = {line: lines, x: values, "seed": SEEDS}
+    return dict(recipe=f"{RECIPE}:ViT", axes=axes, figure=figure, **more)
+
+
 def data_size() -> dict:
     sizes = [512 * 4**i for i in range(5)]
-    return dict(
+    return study(
+        "images",
+        {str(size): [f"data.split=train[:{size}]"] for size in sizes},
+        "model",
+        {"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
         title="Accuracy against the number of training images",
-        recipe=f"{RECIPE}:ViT",
-        axes=dict(
-            model={"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
-            images={str(size): [f"data.split=train[:{size}]"] for size in sizes},
-            seed=SEEDS,
-        ),
         overrides=["early_stopping=3", "checkpoint.keep_best=eval/val/top1"],
-        figure=dict(
-            x="images", line="model", over="seed", metric="eval/test/top1", x_label="images"
-        ),
     )
 
 
 def optimizers() -> dict:
-    steps = [250 * 2**i for i in range(4)]
-    return dict(
+    return study(
+        "steps",
+        {str(count): [f"total_steps={count}"] for count in (250, 500, 1000, 2000)},
+        "optimizer",
+        {"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
         title="Accuracy against the number of steps",
-        recipe=f"{RECIPE}:ViT",
-        axes=dict(
-            optimizer={"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
-            steps={str(count): [f"total_steps={count}"] for count in steps},
-            seed=SEEDS,
-        ),
-        figure=dict(
-            x="steps", line="optimizer", over="seed", metric="eval/test/top1", x_label="steps"
-        ),
     )
 
 
