@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.distributed import hardware
 from vit_jax.models.ops import cpu_matmul
-from vit_jax.models.ops.precision import activation_dtype, is_matrix_product, operands_only
+from vit_jax.models.ops.precision import activation_dtype, operands_only, patches_by_product
 from vit_jax.models.ops.tpu_layout import keep_shape
 
 xavier = nn.initializers.xavier_uniform()
@@ -168,6 +168,6 @@ def patch_embedding(
 ) -> nn.Conv:
     """[batch, H, W, channels] -> [batch, H / h, W / w, features]. `padding`: VALID or SAME."""
     options = dict(dtype=activation_dtype(dtype), name=name)
-    if is_matrix_product(dtype):
+    if patches_by_product(dtype):
         options["conv_general_dilated"] = functools.partial(patch_convolution, dtype)
     return nn.Conv(features, patch_size, patch_size, padding, **options)

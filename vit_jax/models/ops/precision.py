@@ -18,7 +18,7 @@ def activation_dtype(dtype):
     return jnp.float32 if operands_only(dtype) else dtype
 
 
-def is_matrix_product(dtype) -> bool:
+def patches_by_product(dtype) -> bool:
     """Whether the embedding of patches is computed as a matrix product, not as a convolution.
 
     In a step of L/16 with 256 images on an H200, 200 ms long, the convolution and its gradient
