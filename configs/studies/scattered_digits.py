@@ -1,9 +1,9 @@
 """A data set of any size that needs no network, for studies on a laptop: two scanned digits at
 random places on a canvas of 32 x 32 pixels. The class is the left digit.
 
-`data.name=scattered_digits:split`, with the splits train, of 131,072 images, val, of 1,024, and
-test, of 2,048. Those of val and test are made of scans that train does not have. An image is a
-function of its number: `train[:1000]` are the first thousand of `train`.
+`data.name=scattered_digits:ScatteredDigits`, with the splits train, of 131,072 images, val, of
+1,024, and test, of 2,048. Those of val and test are made of scans that train does not have. An
+image is a function of its number: `train[:1000]` are the first thousand of `train`.
 """
 
 import numpy as np
@@ -22,20 +22,18 @@ class ScatteredDigits:
     class_names = digits.NAMES
 
     def __init__(self, split: str):
-        with np.load(digits.FILE, allow_pickle=False) as data:
-            scans = np.round(data["images"][data[split]] * (255 / 16)).astype(np.uint8)
-            classes = data["labels"][data[split]].astype(np.int32)
+        scans, classes, parts = digits.scans()
         self.fingerprint = f"scattered digits, {split}"
-        self.scans = scans.repeat(SCALE, 1).repeat(SCALE, 2)
+        self.scans = scans[parts[split]].repeat(SCALE, 1).repeat(SCALE, 2)
         self.size = self.scans.shape[1]  # of a digit, in pixels
         rng = np.random.default_rng([0, *split.encode()])
         pairs = (IMAGES[split], 2)  # left, right
         free = SIDE - self.size
-        self.drawn = rng.integers(len(scans), size=pairs)
+        self.drawn = rng.integers(len(self.scans), size=pairs)
         self.rows = rng.integers(free + 1, size=pairs)
         left, right = np.sort(rng.integers(free - APART + 1, size=pairs)).T
         self.columns = np.stack([left, right + APART], 1)
-        self.labels = classes[self.drawn[:, 0]]
+        self.labels = classes[parts[split]][self.drawn[:, 0]]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,7 +44,3 @@ class ScatteredDigits:
             window = image[row : row + self.size, column : column + self.size]
             np.maximum(window, self.scans[digit], out=window)
         return np.repeat(image[:, :, None], 3, 2), self.labels[i]
-
-
-def split(split: str) -> ScatteredDigits:
-    return ScatteredDigits(split)

@@ -2,10 +2,10 @@
 
     python -m vit_jax.train --config=configs/studies/small_models.py:ViT --workdir=DIR
 
-The learning rates are the better ones of 0.001 and 0.003 for the ViT, and 0.001 for the ResNet.
+The ViT's learning rate is the better one of 0.001 and 0.003; for the ResNet only 0.001 was tried.
 
-Cost: four minutes of one CPU core for 1,000 steps. Expected after 1,000 steps: test top-1 of 75 %
-(ViT) and 95 % (ResNet).
+Cost: four minutes of one CPU core for 1,000 steps. Expected with total_steps=1000, one seed: test
+top-1 of 75 % (ViT, with model.dtype=bfloat16) and 95 % (ResNet).
 """
 
 import ml_collections
@@ -35,7 +35,7 @@ def get_config(model: str = "ViT"):
     config.image_size = SIDE
     config.log_every = 50
     config.model = MODELS[model]
-    config.data = dict(name="scattered_digits:split", split="train", batch_size=128)
+    config.data = dict(name="scattered_digits:ScatteredDigits", split="train", batch_size=128)
     config.data.update(crop="resize", flip=False)
     config.optim = dict(name="adam", lr=LRS[model], schedule="cosine", warmup_steps=100)
     config.optim.update(wd=0.05, grad_clip_norm=1.0)

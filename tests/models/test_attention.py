@@ -171,20 +171,20 @@ def test_memory_of_blockwise_grows_with_the_tokens_and_not_with_their_square():
     assert temporary(reference, 4096) >= 4 * large
 
 
-# Of 144 tokens, 196, 256, 576 and 1,370.
+# Of 144 tokens, 197, 196, 256, 576, 577 and 1,370.
 CHOICES = {
-    ("tpu", "bfloat16"): ["short"] * 3 + ["splash"] * 2,
-    ("tpu", "float32"): ["short"] * 3 + ["splash"] * 2,
-    ("cuda", "bfloat16"): ["einsum"] + ["cudnn"] * 4,
-    ("cuda", "float32"): ["einsum"] * 3 + ["blockwise"] * 2,
-    ("gpu", "bfloat16"): ["einsum"] * 3 + ["blockwise"] * 2,
-    ("cpu", "float32"): ["einsum"] * 3 + ["blockwise"] * 2,
+    ("tpu", "bfloat16"): ["short"] * 4 + ["splash"] * 3,
+    ("tpu", "float32"): ["short"] * 4 + ["splash"] * 3,
+    ("cuda", "bfloat16"): ["einsum"] * 2 + ["cudnn"] * 5,
+    ("cuda", "float32"): ["einsum"] * 4 + ["blockwise"] * 3,
+    ("gpu", "bfloat16"): ["einsum"] * 4 + ["blockwise"] * 3,
+    ("cpu", "float32"): ["einsum"] * 4 + ["blockwise"] * 3,
 }
 
 
 @pytest.mark.parametrize(("platform", "dtype"), CHOICES)
 def test_auto_chooses_by_length_platform_and_dtype(platform, dtype):
-    lengths = (144, 196, 256, 576, 1370)
+    lengths = (144, 197, 196, 256, 576, 577, 1370)
     shapes = [jax.ShapeDtypeStruct((8, length, 16, 80), dtype) for length in lengths]
     found = [attention.choose("auto", x, x, platform) for x in shapes]
     assert found == CHOICES[platform, dtype]

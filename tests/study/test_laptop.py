@@ -27,12 +27,12 @@ def test_every_run_of_a_laptop_study_has_a_config(name, count, tmp_path, monkeyp
     found = definition.read(f"{ROOT}/configs/studies/laptop.py:{name}")
     configs = [run.config() for run in found.runs]
     assert len({str(config) for config in configs}) == len(configs) == count
-    assert all(config.data.name == "scattered_digits:split" for config in configs)
+    assert all(config.data.name == "scattered_digits:ScatteredDigits" for config in configs)
     assert found.figure.over == "seed"
 
 
 def test_the_class_is_the_left_digit_and_no_scan_is_in_two_splits(digits):
-    splits = {name: digits.split(name) for name in digits.IMAGES}
+    splits = {name: digits.ScatteredDigits(name) for name in digits.IMAGES}
     scans = [{scan.tobytes() for scan in one.scans} for one in splits.values()]
     assert not set.intersection(*scans) and sum(map(len, scans)) == len(set.union(*scans))
     val = splits["val"]
@@ -49,9 +49,9 @@ def test_the_class_is_the_left_digit_and_no_scan_is_in_two_splits(digits):
 
 
 def test_an_image_is_a_function_of_its_number(digits):
-    one, other = digits.split("train"), digits.split("train")
+    one, other = digits.ScatteredDigits("train"), digits.ScatteredDigits("train")
     np.testing.assert_array_equal(one.labels, other.labels)
     np.testing.assert_array_equal(one[131_071][0], other[131_071][0])
-    part = own.load("scattered_digits:split", "train[:1000]")
-    whole = own.load("scattered_digits:split", "train")
+    part = own.load("scattered_digits:ScatteredDigits", "train[:1000]")
+    whole = own.load("scattered_digits:ScatteredDigits", "train")
     assert len(part) == 1000 and part.read([999]) == whole.read([999])

@@ -15,6 +15,7 @@ from vit_jax.data.sources.listing import InMemory, Listing
 # `images` [1797, 8, 8] with values up to 16, `labels`, and the places of each split: of 1,077, 360
 # and 360 images, by two of scikit-learn's stratified splits with seed 0.
 FILE = pathlib.Path(__file__).with_name("digits.npz")
+SPLITS = ("train", "val", "test")
 NAMES = tuple(str(digit) for digit in range(10))
 
 
@@ -24,12 +25,17 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def load(_: str = "") -> Listing:
-    """All digits as PNG files."""
+def scans() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """uint8 [1797, 8, 8], labels int32 [1797], and the places of each split."""
     with np.load(FILE, allow_pickle=False) as data:
         images = np.round(data["images"] * (255 / 16)).astype(np.uint8)
         labels = data["labels"].astype(np.int32)
-        parts = {split: data[split].astype(int) for split in ("train", "val", "test")}
+        return images, labels, {split: data[split].astype(int) for split in SPLITS}
+
+
+def load(_: str = "") -> Listing:
+    """All digits as PNG files."""
+    images, labels, parts = scans()
     return InMemory(
         name="digits",
         files=[png(image) for image in images],

@@ -28,7 +28,8 @@ LINEAR_MEMORY = {
 # 1.2 at 400, 1.4 at 576 and 2.2 at 1,369. On CPUs, blockwise takes half the time of einsum at 576.
 EINSUM_UP_TO = 350
 # The fewest tokens for which "auto" takes cuDNN, and the fewest that were measured: on an H200,
-# training L/16 with 256 images takes 204 ms with it, and 246 with einsum.
+# a step of L/16 with 256 images takes 204 ms with it, and 246 with einsum. Odd numbers of tokens,
+# which are padded for it, were not measured: those take einsum as long as others do elsewhere.
 CUDNN_FROM = 196
 
 
@@ -109,12 +110,16 @@ def choose(way: str, query, key, platform: str) -> str:
         return way
     if platform == "tpu" and is_short(query, key):
         return "short"
-    scores = query.shape[1] * key.shape[1]
-    refused = cudnn_refuses(query.dtype, query.shape[-1])
-    if platform == "cuda" and scores >= CUDNN_FROM**2 and not refused:
+    lengths = query.shape[1], key.shape[1]
+    scores = math.prod(lengths)
+    has_cudnn = platform == "cuda" and not cudnn_refuses(query.dtype, query.shape[-1])
+    is_padded = any(length % 2 for length in lengths)
+    if has_cudnn and scores >= CUDNN_FROM**2 and not is_padded:
         return "cudnn"
     if scores <= EINSUM_UP_TO**2:
         return "einsum"
+    if has_cudnn:
+        return "cudnn"
     return "splash" if platform == "tpu" else "blockwise"
 
 
