@@ -161,6 +161,7 @@ def test_on_another_machine_the_end_is_in_an_interval(kept, tiny, tmp_path, shif
         (lambda found: found["series"]["train/loss"]["step"].pop(), "is not a reference run"),
         (lambda found: found["series"]["train/loss"]["step"].reverse(), "is not a reference run"),
         (lambda found: found.update(intervals={"a": [1]}), "is not a reference run"),
+        (lambda found: found.update(command=None), "is not a reference run"),
     ],
 )
 def test_damaged_references(kept, tmp_path, capsys, damage, text):

@@ -11,8 +11,9 @@ import workdirs
 from conftest import last_error
 
 from vit_jax import config as configs
+from vit_jax.compare import __main__ as compare
 from vit_jax.report import __main__ as command
-from vit_jax.report import charts, contents, curves, evaluations, page, settings
+from vit_jax.report import charts, contents, curves, evaluations, page, reference, settings
 from vit_jax.train.recipe import held_out
 from vit_jax.vtab import report as vtab
 
@@ -130,6 +131,21 @@ def test_several_runs_are_compared(config, tiny, tmp_path, monkeypatch):
     assert "optim.lr\n0.001\n0.5" in found.text and "seed\n0\n3" in found.text
     between = found.text.partition("What differs between the runs")[2]
     assert "optim.name" not in between.partition("What differs from the defaults")[0]
+
+
+def test_a_reference_run_beside_its_workdir(config, tmp_path, monkeypatch):
+    run = workdirs.make_run(tmp_path / "run", config)
+    path = str(tmp_path / "kept.json")
+    reference.write([compare.read(run, "run")], path)
+    monkeypatch.chdir(tmp_path)
+    text = read_page(path).text
+    assert (tmp_path / "report.html").exists()
+    assert "done, step 100 of 100" in text and f"python -m vit_jax.report {path}" in text
+    assert text.count("python -m vit_jax.train --config=tiny.py\n") == 2  # in facts and commands
+    assert "vit_jax.predict" not in text  # it has no weights
+    both = contents.read([path, run])
+    train, kept = (one.series["train/loss"].value.tolist() for one in both.runs)
+    assert train == kept == [line["train/loss"] for line in workdirs.make_lines()]
 
 
 def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_path):

@@ -8,7 +8,7 @@ from rich.table import Table
 from vit_jax.cli.terminal import Console
 from vit_jax.compare import causes
 from vit_jax.compare.pair import Pair
-from vit_jax.report import overview, reference, settings, speed
+from vit_jax.report import overview, settings, speed
 from vit_jax.report.run import Run
 from vit_jax.report.tables import Table as Rows
 
@@ -79,7 +79,5 @@ def show(runs: Sequence[Run], pairs: Sequence[Pair], paths: Sequence[str]) -> No
     print_table(console, "results", overview.results(runs))
     print_table(console, "speed, medians", speed.speeds(runs))
     print_table(console, "time", speed.times(runs))
-    workdirs = [path for path in paths if not reference.is_reference(path)]
-    if len(workdirs) > 1:
-        words = ["python", "-m", "vit_jax.report", *workdirs]
-        console.print(f"Curves one over the other: {shlex.join(words)}", soft_wrap=True)
+    words = ["python", "-m", "vit_jax.report", *paths]
+    console.print(f"Curves one over the other: {shlex.join(words)}", soft_wrap=True)

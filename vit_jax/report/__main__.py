@@ -3,7 +3,7 @@
 python -m vit_jax.report WORKDIR... [--out=FILE.html]
 
 WORKDIR is a folder of vit_jax.train, vit_jax.finetune or vit_jax.vtab run, local or gs://, also
-while the run goes on.
+while the run goes on, or a reference run (.json).
 """
 
 import sys
@@ -17,7 +17,8 @@ def add_arguments(parser, part: str) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE.html",
-        help="default: report.html in the workdir; of several runs in the current folder",
+        help="default: report.html in the workdir; of several runs, or of a reference run, in the "
+        "current folder",
     )
 
 

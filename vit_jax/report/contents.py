@@ -8,10 +8,21 @@ from collections.abc import Sequence
 
 from vit_jax.data.sources.catalog import CATALOG
 from vit_jax.errors import UserError
-from vit_jax.report import evaluations, finetuning, overview, run, samples, settings, speed, suite
+from vit_jax.report import (
+    evaluations,
+    finetuning,
+    overview,
+    reference,
+    run,
+    samples,
+    settings,
+    speed,
+    suite,
+)
 from vit_jax.report.files import Folder
 from vit_jax.report.finetuning import Finetuning
 from vit_jax.report.pictures import Gallery, Picture
+from vit_jax.report.reference import Reference
 from vit_jax.report.run import Run
 from vit_jax.report.suite import Suite
 from vit_jax.report.tables import Table
@@ -117,7 +128,7 @@ def nothing_in(folder: Folder, names: list[str]) -> str:
 
 
 def read(paths: Sequence[str]) -> Contents:
-    """Reads workdirs, local or gs://.
+    """Reads workdirs, local or gs://, and reference runs.
 
     Raises:
       UserError: one of them has no run, or can't be read.
@@ -125,7 +136,10 @@ def read(paths: Sequence[str]) -> Contents:
     paths = list(dict.fromkeys(os.path.expanduser(path).rstrip("/") or path for path in paths))
     contents = Contents(paths, problems=[])
     for path, label in zip(paths, labels(paths), strict=True):
-        contents.add(Folder(path, contents.problems), label, len(paths) == 1)
+        if reference.is_reference(path):
+            contents.runs.append(reference.read(path, label))
+        else:
+            contents.add(Folder(path, contents.problems), label, len(paths) == 1)
     contents.read_details()
     return contents
 
@@ -151,6 +165,8 @@ def commands(one: Run) -> list[tuple[str, str]]:
     workdir = one.folder.path
     repeat = settings.command_text(one.command)
     found = [("Repeat it", repeat)] if repeat else []
+    if isinstance(one, Reference):
+        return found
     evaluate = evaluation_command(one)
     if evaluate:
         found.append(("Evaluate it, with confusion matrix and mistakes", evaluate))

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from vit_jax import cli
 from vit_jax.errors import UserError, printable, storage_problem
 from vit_jax.report import contents as reading
-from vit_jax.report import settings
+from vit_jax.report import reference, settings
 from vit_jax.report.charts import Drawing, colour, document
 from vit_jax.report.contents import Contents
 from vit_jax.report.curves import GROUPS
@@ -25,10 +25,11 @@ LONGEST = 4_000  # characters of one text
 
 
 def write(paths: Sequence[str], out: str | None = None) -> epath.Path:
-    """Writes the page of workdirs, local or gs://, and returns where it is.
+    """Writes the page of workdirs, local or gs://, and reference runs, and returns where it is.
 
     Args:
-      out: the file; None: report.html in the workdir, of several runs in the current folder.
+      out: the file; None: report.html in the workdir, of several runs or a reference run in the
+        current folder.
 
     Raises:
       UserError: one of `paths` has no run, or `out` can't be written.
@@ -48,7 +49,8 @@ def write(paths: Sequence[str], out: str | None = None) -> epath.Path:
 
 
 def default_out(paths: Sequence[str]) -> str:
-    return f"{paths[0]}/{NAME}" if len(paths) == 1 else NAME
+    is_workdir = len(paths) == 1 and not reference.is_reference(paths[0])
+    return f"{paths[0]}/{NAME}" if is_workdir else NAME
 
 
 def html(contents: Contents) -> str:

@@ -4,7 +4,6 @@ within which interval another run of its recipe should end. It stands in the pla
 
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -102,7 +101,8 @@ def read(path: str, label: str) -> Reference:
     """
     try:
         content = json.loads(regular.read_text(path))
-        record = parse_record(json.dumps(content["record"]))
+        words = command_words(content["command"])
+        record = parse_record(json.dumps(content["record"] | dict(command=words)))
         series = {key: parse_series(one) for key, one in content["series"].items()}
         bounds = {
             key: (float(low), float(high)) for key, (low, high) in content["intervals"].items()
@@ -115,7 +115,7 @@ def read(path: str, label: str) -> Reference:
             "vit_jax.compare --save has written, or a workdir"
         ) from error
     return Reference(
-        folder=Folder(os.path.dirname(path) or "."),
+        folder=Folder(path),
         label=label,
         record=record,
         series=series,
@@ -127,6 +127,19 @@ def read(path: str, label: str) -> Reference:
         nonfinite={},
         intervals=bounds,
     )
+
+
+def command_words(command: str) -> list[str]:
+    """`sys.argv` of `vit_jax NAME` for the command `python -m vit_jax.NAME`; [] of "".
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    if not isinstance(command, str):
+        raise ValueError("its command is not a text")
+    module, *arguments = shlex.split(command)[2:] or [""]
+    package, _, name = module.partition(".")
+    return [package, name, *arguments] if name else []
 
 
 def parse_series(found: Mapping) -> Series:
