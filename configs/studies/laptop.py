@@ -4,6 +4,8 @@
 
 `data_size`: accuracy against the number of training images, as in Figures 3 and 4.
 `optimizers`: accuracy against the number of steps, with Adam and Muon.
+`position_embeddings`: with none, and with three kinds, as in Table 8.
+`heads`: class token and mean of the tokens against the learning rate, as in Figure 9.
 
 Cost and results: docs/studies.md.
 """
@@ -12,20 +14,22 @@ RECIPE = "configs/studies/small_models.py"
 SEEDS = {seed: [f"seed={seed}"] for seed in "012"}
 
 
-def study(x: str, values: dict, line: str, lines: dict, **more) -> dict:
-    """Test top-1 against axis `x`, by axis `line`, with three seeds."""
-    figure = dict(x=x, line=line, over="seed", metric="eval/test/top1")
-    axes = {line: lines, x: values, "seed": SEEDS}
-    return dict(recipe=f"{RECIPE}:ViT", axes=axes, figure=figure, **more)
+def study(axes: dict, **more) -> dict:
+    """Test top-1 against the last of `axes`, a line for each value of the other one if there is
+    another, with three seeds.
+    """
+    *lines, x = axes
+    figure = dict(x=x, line="".join(lines), over="seed", metric="eval/test/top1")
+    return dict(recipe=f"{RECIPE}:ViT", axes=axes | dict(seed=SEEDS), figure=figure, **more)
 
 
 def data_size() -> dict:
     sizes = [512 * 4**i for i in range(5)]
     return study(
-        "images",
-        {str(size): [f"data.split=train[:{size}]"] for size in sizes},
-        "model",
-        {"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
+        dict(
+            model={"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
+            images={str(size): [f"data.split=train[:{size}]"] for size in sizes},
+        ),
         title="Accuracy against the number of training images",
         overrides=["early_stopping=3", "checkpoint.keep_best=eval/val/top1"],
     )
@@ -33,15 +37,41 @@ def data_size() -> dict:
 
 def optimizers() -> dict:
     return study(
-        "steps",
-        {str(count): [f"total_steps={count}"] for count in (250, 500, 1000, 2000)},
-        "optimizer",
-        {"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
+        dict(
+            optimizer={"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
+            steps={str(count): [f"total_steps={count}"] for count in (250, 500, 1000, 2000)},
+        ),
         title="Accuracy against the number of steps",
     )
 
 
-STUDIES = dict(data_size=data_size, optimizers=optimizers)
+def position_embeddings() -> dict:
+    kinds = {"1-D": "learn", "2-D": "learn2d", "relative": "relative", "none": "none"}
+    return study(
+        dict(position={name: [f"model.posemb={kind}"] for name, kind in kinds.items()}),
+        title="Accuracy with position embeddings",
+        overrides=["total_steps=1000"],
+    )
+
+
+def heads() -> dict:
+    rates = (0.0003, 0.001, 0.003)
+    return study(
+        {
+            "head": {"class token": ["model.pool=tok"], "mean of the tokens": []},
+            "learning rate": {str(rate): [f"optim.lr={rate}"] for rate in rates},
+        },
+        title="Accuracy with class token and mean of the tokens",
+        overrides=["total_steps=1000"],
+    )
+
+
+STUDIES = dict(
+    data_size=data_size,
+    optimizers=optimizers,
+    position_embeddings=position_embeddings,
+    heads=heads,
+)
 
 
 def get_config(name: str = "data_size") -> dict:

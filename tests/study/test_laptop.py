@@ -20,7 +20,10 @@ def digits():
     sys.path.remove(str(ROOT / "configs/studies"))
 
 
-@pytest.mark.parametrize(("name", "count"), {"data_size": 30, "optimizers": 24}.items())
+COUNTS = dict(data_size=30, optimizers=24, position_embeddings=12, heads=18)
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_every_run_of_a_laptop_study_has_a_config(name, count, tmp_path, monkeypatch):
     """Also outside of a checkout, where the data set is found beside the recipe."""
     monkeypatch.chdir(tmp_path)
