@@ -16,7 +16,7 @@ from scipy import stats
 
 from vit_jax import config as configs
 from vit_jax.study import __main__ as study
-from vit_jax.study import definition, devices, outcome, results
+from vit_jax.study import cost, definition, devices, outcome, results
 
 STUDY = """
 def get_config(arg=""):
@@ -125,6 +125,28 @@ def test_dry_run_counts_flops(sizes, tmp_path, capsys):
     assert found["runs"][0]["exaflops"] == pytest.approx(flops * 64 * 12 / 1e18)
     assert found["exaflops"] == pytest.approx(sum(run["exaflops"] for run in found["runs"]))
     assert "12 runs" in capsys.readouterr().out
+
+
+def test_chip_days_by_plan(sizes, tmp_path, monkeypatch, capsys):
+    """Each program is compiled once, and what does not fit is said and not in the sum."""
+    compiled = []
+
+    def plan(options: list[str]) -> dict:
+        compiled.append(options)
+        fits = "--config.model.width=32" in options
+        return dict(fits=fits, num_chips=64, step_ms=dict(low=100.0, high=200.0) if fits else {})
+
+    monkeypatch.setattr(cost.pods_page, "plan", plan)
+    out = tmp_path / "cost.json"
+    command = [f"--config={sizes}", "--dry_run", "--topology=v5e:8x8", f"--json={out}"]
+    assert study.main(command) == 0
+    assert len(compiled) == 2 and all("--topology=v5e:8x8" in options for options in compiled)
+    days = [run["chip_days"] for run in json.loads(out.read_text())["runs"]]
+    low = 64 * 0.1 * 12 / 86_400
+    assert days == 6 * [pytest.approx([low, 2 * low])] + 6 * [None]
+    printed = capsys.readouterr().out
+    assert "does not fit" in printed and "6 runs do not fit on v5e:8x8" in printed
+    assert f"{6 * low:.3g} to {12 * low:.3g} chip days" in printed
 
 
 # --- devices ---

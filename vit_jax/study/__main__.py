@@ -49,7 +49,7 @@ def chosen(runs: list[StudyRun], part: str) -> list[StudyRun]:
 
 
 def span(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else f"{ends[0]:,.3g} to {ends[1]:,.3g}"
+    return "does not fit" if ends is None else f"{ends[0]:,.3g} to {ends[1]:,.3g}"
 
 
 def show_cost(study: Study, runs: list[StudyRun], topology: str) -> dict:
@@ -66,10 +66,14 @@ def show_cost(study: Study, runs: list[StudyRun], topology: str) -> dict:
     console.print(table)
     total = sum(one.exaflops for one in costs)
     text = f"{len(costs)} runs, {total:.3g} exaFLOPs in all"
-    if topology:
-        ends = tuple(sum(one.chip_days[end] for one in costs) for end in (0, 1))
-        text += f", {span(ends)} chip days on {topology}"
+    days = [one.chip_days for one in costs if one.chip_days]
+    if days:
+        low, high = zip(*days, strict=True)
+        text += f", {span((sum(low), sum(high)))} chip days on {topology}"
     console.print(text)
+    if topology and len(days) < len(costs):
+        text = f"{len(costs) - len(days)} runs do not fit on {topology} and are not in the sum"
+        console.print(f"{text}: choose a larger pod")
     rows = [
         dict(name=one.run.name, exaflops=one.exaflops, steps=one.steps, chip_days=one.chip_days)
         for one in costs

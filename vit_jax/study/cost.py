@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 
 from vit_jax import config as configs
-from vit_jax.errors import UserError
 from vit_jax.plan import pods_page
 from vit_jax.study.definition import StudyRun
 from vit_jax.train.experiment import Experiment
 
-# Keys of the config that change the number of steps or their data, and not what a step computes.
+log = logging.getLogger("vit_jax.study")
+
+# Keys of the config that change the number of steps, their data or a constant, and not the time of
+# a step.
 SAME_PROGRAM = ("seed", "total_steps", "total_epochs", "data.split", "data.num_examples")
+SAME_PROGRAM += ("optim.lr",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Cost:
     images: int
     epochs: float
     exaflops: float
-    step_s: tuple[float, float] | None = None  # low and high of a step on a pod, by plan
+    step_s: tuple[float, float] | None = None  # low and high of a step on a pod, if it fits
     chips: int = 0
 
     @property
@@ -63,19 +67,19 @@ def planned(costs: Sequence[Cost], topology: str) -> list[Cost]:
     """The same with what a step takes on a pod; each program is compiled once.
 
     Raises:
-      UserError: the config of a run can't be planned, or does not fit.
+      UserError: the config of a run can't be planned.
     """
+    programs = [program_of(cost.run) for cost in costs]
+    runs = dict(zip(programs, (cost.run for cost in costs), strict=True))
     plans = {}
-    found = []
-    for cost in costs:
-        program = program_of(cost.run)
-        if program not in plans:
-            plans[program] = pods_page.plan([*cost.run.arguments, f"--topology={topology}"])
-        plan = plans[program]
-        if not plan["fits"]:
-            raise UserError(
-                f"{cost.run.name} does not fit on --topology={topology}: choose a larger one"
-            )
-        step_s = tuple(plan["step_ms"][end] / 1e3 for end in ("low", "high"))
-        found.append(dataclasses.replace(cost, step_s=step_s, chips=plan["num_chips"]))
-    return found
+    for i, (program, run) in enumerate(runs.items(), 1):
+        log.info("%s is compiled, program %d of %d", run.name, i, len(runs))
+        plans[program] = pods_page.plan([*run.arguments, f"--topology={topology}"])
+    return [with_plan(cost, plans[program]) for cost, program in zip(costs, programs, strict=True)]
+
+
+def with_plan(cost: Cost, plan: dict) -> Cost:
+    if not plan["fits"]:
+        return cost
+    step_s = tuple(plan["step_ms"][end] / 1e3 for end in ("low", "high"))
+    return dataclasses.replace(cost, step_s=step_s, chips=plan["num_chips"])
