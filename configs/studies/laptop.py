@@ -6,6 +6,7 @@
 `optimizers`: accuracy against the number of steps, with Adam and Muon.
 `position_embeddings`: with none, and with three kinds, as in Table 8.
 `heads`: class token and mean of the tokens against the learning rate, as in Figure 9.
+`shapes`: depth, width, MLP width and patch size of the ViT, one changed at a time, as in Figure 8.
 
 Cost and results: docs/studies.md.
 """
@@ -66,11 +67,27 @@ def heads() -> dict:
     )
 
 
+def shapes() -> dict:
+    changes = dict(start=[])
+    changes |= {f"depth {depth}": [f"model.depth={depth}"] for depth in (2, 8)}
+    for width in (32, 128):
+        heads = f"model.num_heads={width // 16}"
+        changes[f"width {width}"] = [f"model.width={width}", heads]
+    changes |= {f"MLP width {width}": [f"model.mlp_dim={width}"] for width in (64, 1024)}
+    changes |= {f"patch size {size}": [f"model.variant=Ti/{size}"] for size in (8, 16)}
+    return study(
+        dict(shape=changes),
+        title="Accuracy against the shape of a ViT",
+        overrides=["total_steps=1000"],
+    )
+
+
 STUDIES = dict(
     data_size=data_size,
     optimizers=optimizers,
     position_embeddings=position_embeddings,
     heads=heads,
+    shapes=shapes,
 )
 
 
