@@ -2,7 +2,7 @@
 
 python -m vit_jax.study --config=configs/studies/NAME.py --workdir=DIR [--jobs=N] [--part=I/N]
     [--json=FILE]
-python -m vit_jax.study --config=configs/studies/NAME.py --dry_run [--topology=v5e:8x8]
+python -m vit_jax.study --config=configs/studies/NAME.py --dry_run [--topology=v5e:8x8 --jobs=N]
 
 The same command continues, skips what is done, and tries again what failed. --jobs runs several at
 once on parts of the devices, --part=2/8 the second eighth of the runs, on as many hosts.
@@ -30,7 +30,11 @@ def add_arguments(parser, part: str) -> None:
     )
     parser.add_argument("--workdir", metavar="DIR", help="of all runs and results")
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at once (default: %(default)s)"
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs, or compiles, at once (default: %(default)s)",
     )
     parser.add_argument(
         "--part", default="1/1", metavar="I/N", help="only the I-th of N parts of the runs"
@@ -52,10 +56,10 @@ def span(ends: tuple[float, float] | None) -> str:
     return "does not fit" if ends is None else f"{ends[0]:,.3g} to {ends[1]:,.3g}"
 
 
-def show_cost(study: Study, runs: list[StudyRun], topology: str) -> dict:
+def show_cost(study: Study, runs: list[StudyRun], topology: str, jobs: int) -> dict:
     costs = [cost.of_run(run) for run in runs]
     if topology:
-        costs = cost.planned(costs, topology)
+        costs = cost.planned(costs, topology, jobs)
     columns = ["run", "parameters", "GFLOP per image", "steps", "images", "epochs", "exaFLOPs"]
     table = Table(*columns, *["chip days"] * bool(topology), title=study.title, box=None)
     for one in costs:
@@ -90,16 +94,16 @@ def work(args) -> None:
     runs = chosen(study.runs, args.part)
     for run in runs:
         run.config()  # errors of all come before the first begins
+    if args.jobs < 1:
+        raise UserError(f"--jobs={args.jobs} is too few: give 1 or more")
     if args.dry_run:
         with cli.logging_to(None):
-            return cli.write_json(args.json, show_cost(study, runs, args.topology))
+            return cli.write_json(args.json, show_cost(study, runs, args.topology, args.jobs))
     if not args.workdir or "://" in args.workdir:
         raise UserError(
             f"--workdir={args.workdir or ''} is not a local folder: say where the study writes; "
             "its runs may be sent to a store afterwards"
         )
-    if args.jobs < 1:
-        raise UserError(f"--jobs={args.jobs} is too few: give 1 or more")
     parts = devices.parts(args.jobs)
     folder = pathlib.Path(args.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)

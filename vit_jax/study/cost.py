@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from vit_jax import config as configs
 from vit_jax.plan import pods_page
@@ -63,18 +64,26 @@ def program_of(run: StudyRun) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def planned(costs: Sequence[Cost], topology: str) -> list[Cost]:
+def planned(costs: Sequence[Cost], topology: str, jobs: int) -> list[Cost]:
     """The same with what a step takes on a pod; each program is compiled once.
+
+    Args:
+      jobs: compiles at once.
 
     Raises:
       UserError: the config of a run can't be planned.
     """
     programs = [program_of(cost.run) for cost in costs]
     runs = dict(zip(programs, (cost.run for cost in costs), strict=True))
-    plans = {}
-    for i, (program, run) in enumerate(runs.items(), 1):
-        log.info("%s is compiled, program %d of %d", run.name, i, len(runs))
-        plans[program] = pods_page.plan([*run.arguments, f"--topology={topology}"])
+
+    def plan(run: StudyRun) -> dict:
+        found = pods_page.plan([*run.arguments, f"--topology={topology}"])
+        log.info("compiled: %s", run.name)
+        return found
+
+    log.info("programs to compile: %d", len(runs))
+    with ThreadPoolExecutor(jobs) as pool:
+        plans = dict(zip(runs, pool.map(plan, runs.values()), strict=True))
     return [with_plan(cost, plans[program]) for cost, program in zip(costs, programs, strict=True)]
 
 
