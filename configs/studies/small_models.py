@@ -4,8 +4,8 @@
 
 The ViT's learning rate is the better one of 0.001 and 0.003; for the ResNet only 0.001 was tried.
 
-Cost: four minutes of one CPU core for 1,000 steps. Expected with total_steps=1000, one seed: test
-top-1 of 75 % (ViT, with model.dtype=bfloat16) and 95 % (ResNet).
+Cost: six minutes of one CPU core (ViT), four (ResNet). Expected, three seeds: test top-1 of 78 %
+± 15 (ViT) and 96 % ± 1 (ResNet).
 """
 
 import ml_collections
