@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from vit_jax.data import pillow
 from vit_jax.data.skipped import short_reason
 from vit_jax.data.sources import storage
-from vit_jax.distributed import runtime
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 from vit_jax.models import preparation
 from vit_jax.models.classifier import Classifier, shape_problem
@@ -130,7 +130,7 @@ def by_tensorflow(how: preparation.Preparation) -> Callable[[bytes], np.ndarray]
 
     from vit_jax.data import images
 
-    image = images.eval_image(how, images.most_pixels(runtime.cores()))
+    image = images.eval_image(how, images.most_pixels(hardware.cores()))
     # Outside of a graph, TensorFlow would drop zero bytes at the end of a file.
     prepare = tf.function(
         lambda encoded: image(encoded, None, rotates=True),
@@ -171,7 +171,7 @@ def batches(
             skipped[number] = str(error)
             return None
 
-    with concurrent.futures.ThreadPoolExecutor(runtime.cores()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(hardware.cores()) as pool:
         for start in range(0, len(images), rows):
             numbers = range(len(images))[start : start + rows]
             pixels = list(pool.map(prepared, numbers, list(map(decoded, numbers))))

@@ -20,7 +20,7 @@ from vit_jax.data.shapes import Shapes
 from vit_jax.data.skipped import Skipped, short_reason
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
-from vit_jax.distributed.runtime import cores
+from vit_jax.distributed.hardware import cores
 from vit_jax.errors import LOST, Unavailable, UserError, one_line
 from vit_jax.models import preparation
 from vit_jax.models.classifier import Classifier

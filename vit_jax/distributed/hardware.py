@@ -116,8 +116,15 @@ def devices() -> dict[str, object]:
     found = dict(kind=jax.devices()[0].device_kind, count=jax.device_count())
     found["processes"] = jax.process_count()
     if is_cpu():
-        found |= dict(cpu=cpu_name(), cores=os.cpu_count())
+        found |= dict(cpu=cpu_name(), cores=cores())
     return found
+
+
+def cores() -> int:
+    """The number of cores that this process may use; in a container fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def cpu_name() -> str:

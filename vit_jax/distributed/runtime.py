@@ -73,13 +73,6 @@ def keep_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder() / "programs"))
 
 
-def cores() -> int:
-    """The number of cores that this process may use; in a container fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 @contextlib.contextmanager
 def without_collections():
     """Turns off Python's cyclic garbage collector. Tracing makes many objects that stay, and each
