@@ -228,6 +228,24 @@ def test_a_tracker_that_fails_is_one_warning_and_the_others_go_on(method, error,
     assert type(error).__name__ in record.getMessage()
 
 
+def test_the_end_waits_for_the_warning_of_a_tracker_that_fails(begin, monkeypatch):
+    found = []
+
+    def warn(message, *arguments):
+        time.sleep(0.1)
+        found.append(message % arguments)
+
+    def fail(self, before):
+        raise ValueError("no route")
+
+    monkeypatch.setattr(sender.log, "warning", warn)
+    with begin(0, bad=lambda: type("Failing", (Kept,), dict(start=fail))([])) as writer:
+        while not writer.trackers[0].is_off:
+            time.sleep(0.001)
+    assert len(found) == 1 and "no route" in found[0]
+    assert not ongoing.was_abandoned
+
+
 def test_an_id_that_is_not_text_is_not_kept(begin, caplog, tmp_path):
     class WithoutId(Kept):
         def start(self, run_id):
@@ -244,16 +262,19 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(begin, caplog, mo
     monkeypatch.setattr(sender, "END_S", 0.05)
     monkeypatch.setattr(make, "END_S", 0.05)
     monkeypatch.setattr(sender, "LONGEST", 3)
-    free = threading.Event()
+    hangs, free = threading.Event(), threading.Event()
 
     class Hanging(Kept):
         def write(self, step, scalars):
+            hangs.set()
             free.wait()
 
     store = []
     with caplog.at_level(logging.WARNING, "vit_jax"):
         with begin(0, hangs=lambda: Hanging([])) as writer:
-            write(writer, *range(1, 20))
+            write(writer, 1)
+            hangs.wait()
+            write(writer, *range(2, 20))
         assert "it is 3 steps behind" in caplog.text and ongoing.was_abandoned
         free.set()
         ongoing.was_abandoned = False

@@ -76,9 +76,12 @@ class Sender:
             self.turn_off(f"it is {LONGEST:,} steps behind")
 
     def join(self, until: float) -> None:
-        """Waits for the end, but not longer than to this time of `time.monotonic`."""
-        if not self.is_off:
-            self.thread.join(max(0.0, until - time.monotonic()))
+        """Waits for the end, but not longer than to this time of `time.monotonic`, and a second for
+        a tracker that is off: if it failed, its thread may still have to say why.
+        """
+        if self.is_off:
+            until = min(until, time.monotonic() + 1)
+        self.thread.join(max(0.0, until - time.monotonic()))
         if self.thread.is_alive():
             self.turn_off(f"it did not end within {END_S} s")
             ongoing.was_abandoned = True
