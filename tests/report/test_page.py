@@ -146,6 +146,7 @@ def test_a_reference_run_beside_its_workdir(config, tmp_path, monkeypatch):
     both = contents.read([path, run])
     train, kept = (one.series["train/loss"].value.tolist() for one in both.runs)
     assert train == kept == [line["train/loss"] for line in workdirs.make_lines()]
+    assert contents.read([workdirs.make_run(tmp_path / "a.json", config)]).runs[0].checkpoints
 
 
 def test_runs_without_sizes_have_the_axes_that_their_config_gives(config, tmp_path):

@@ -4,6 +4,7 @@ within which interval another run of its recipe should end. It stands in the pla
 
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +35,7 @@ class Reference(Run):
 
 
 def is_reference(path: str) -> bool:
-    return path.endswith(SUFFIX)
+    return path.endswith(SUFFIX) and not os.path.isdir(path)
 
 
 def outcome(run: Run) -> dict[str, float]:
