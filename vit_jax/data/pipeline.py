@@ -20,7 +20,7 @@ from vit_jax.data.shapes import Shapes
 from vit_jax.data.skipped import Skipped, short_reason
 from vit_jax.data.sources.source import Source
 from vit_jax.data.stage_times import StageTimes
-from vit_jax.distributed.hardware import cores
+from vit_jax.distributed import hardware
 from vit_jax.errors import LOST, Unavailable, UserError, one_line
 from vit_jax.models import preparation
 from vit_jax.models.classifier import Classifier
@@ -293,7 +293,7 @@ def train_pipeline(
 ) -> Pipeline:
     """The training data of a run; `rows` of the global batch belong to this process."""
     data = config.data
-    threads = data.threads or cores()
+    threads = data.threads or hardware.cores()
     items = order.train_items(
         source.parts, data.batch_size, rows, config.seed, data.repeats, source.block
     )
@@ -329,7 +329,7 @@ def eval_pipeline(
       model: expects images in its own way; None: those of the published weights.
       exif_rotation: see data.exif_rotation of a config.
     """
-    threads = threads or cores()
+    threads = threads or hardware.cores()
     size = image_ops.pair(image_size)
     how = preparation.configured(data, size, model)
     return Pipeline(

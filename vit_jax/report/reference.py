@@ -137,7 +137,7 @@ def command_words(command: str) -> list[str]:
       ValueError: it is damaged.
     """
     if not isinstance(command, str):
-        raise ValueError("its command is not a text")
+        raise ValueError("its command is not a string")
     module, *arguments = shlex.split(command)[2:] or [""]
     package, _, name = module.partition(".")
     return [package, name, *arguments] if name else []

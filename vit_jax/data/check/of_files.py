@@ -17,6 +17,7 @@ from vit_jax.data.sources.alike import alike, case_problem
 from vit_jax.data.sources.ignored import BROKEN, LOOP, Ignored
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.source import Subset
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError
 
 SIDE = 128  # pixels, of an image on the contact sheet
@@ -151,7 +152,7 @@ def draw(data: Described, name: str, folder_: str) -> str:
     numbers = sample(data)
     rows = np.arange(len(numbers))
     how = pipeline.preparation.Preparation(size=(SIDE, SIDE), target=(SIDE, SIDE))
-    threads = pipeline.cores()
+    threads = hardware.cores()
     most = pipeline.images.most_pixels(threads)
     host = pipeline.Pipeline(
         source=Subset(data.listing, numbers),

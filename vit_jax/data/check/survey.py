@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import images, pipeline
+from vit_jax.data import images
 from vit_jax.data.check import examine
 from vit_jax.data.prepare.shards import Progress
 from vit_jax.data.sources.listing import Files
 from vit_jax.data.sources.source import Source
+from vit_jax.distributed import hardware
 
 CHUNK = 64  # images that a thread examines at a time
 FORMATS = tuple(examine.SUFFIXES)
@@ -72,7 +73,7 @@ def enter(survey: Survey, position: int, facts: examine.Facts, path: str | None)
 
 def read(source: Source, numbers: Sequence[int]) -> Survey:
     """Examines the images `numbers`."""
-    threads = pipeline.cores()
+    threads = hardware.cores()
     most = images.most_pixels(threads)
     survey = blank(np.asarray(numbers, np.int64))
     progress = Progress(len(numbers))

@@ -17,12 +17,13 @@ from PIL import Image
 
 from vit_jax import config as configs
 from vit_jax.config import is_own
-from vit_jax.data import pillow, pipeline
+from vit_jax.data import pillow
 from vit_jax.data.prepare import download, imagenet21k, writer
 from vit_jax.data.prepare.shards import Corrupt, Reader
 from vit_jax.data.sources import storage
 from vit_jax.data.sources import tfds as tfds_source
 from vit_jax.data.sources.source import Source, Subset
+from vit_jax.distributed import hardware
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger("vit_jax.data.prepare")
@@ -90,7 +91,7 @@ def check_arguments(config, args) -> None:
 
 
 def workers(args) -> int:
-    return args.workers or pipeline.cores()
+    return args.workers or hardware.cores()
 
 
 def splits_used(config) -> list[str]:
