@@ -12,6 +12,7 @@ Cost and results: docs/studies.md.
 """
 
 RECIPE = "configs/studies/small_models.py"
+MUON = ["optim.name=muon", "optim.momentum=0.95"]
 SEEDS = {seed: [f"seed={seed}"] for seed in "012"}
 
 
@@ -28,7 +29,7 @@ def data_size() -> dict:
     sizes = [512 * 4**i for i in range(5)]
     return study(
         dict(
-            model={"ViT": [], "ResNet": [f"recipe={RECIPE}:ResNet"]},
+            model={name: [f"recipe={RECIPE}:{name}"] for name in ("ViT", "ResNet", "hybrid")},
             images={str(size): [f"data.split=train[:{size}]"] for size in sizes},
         ),
         title="Accuracy against the number of training images",
@@ -39,7 +40,7 @@ def data_size() -> dict:
 def optimizers() -> dict:
     return study(
         dict(
-            optimizer={"Adam": [], "Muon": ["optim.name=muon", "optim.momentum=0.95"]},
+            optimizer={"Adam": [], "Muon": MUON},
             steps={str(count): [f"total_steps={count}"] for count in (250, 500, 1000, 2000)},
         ),
         title="Accuracy against the number of steps",
@@ -51,7 +52,7 @@ def position_embeddings() -> dict:
     return study(
         dict(position={name: [f"model.posemb={kind}"] for name, kind in kinds.items()}),
         title="Accuracy with position embeddings",
-        overrides=["total_steps=1000"],
+        overrides=[*MUON, "total_steps=500"],
     )
 
 
@@ -63,7 +64,7 @@ def heads() -> dict:
             "learning rate": {str(rate): [f"optim.lr={rate}"] for rate in rates},
         },
         title="Accuracy with class token and mean of the tokens",
-        overrides=["total_steps=1000"],
+        overrides=["total_steps=500"],
     )
 
 
@@ -78,7 +79,7 @@ def shapes() -> dict:
     return study(
         dict(shape=changes),
         title="Accuracy against the shape of a ViT",
-        overrides=["total_steps=1000"],
+        overrides=[*MUON, "total_steps=500"],
     )
 
 
