@@ -23,14 +23,22 @@ def row(model: str, epochs: int) -> list[str]:
     return [f"recipe={RECIPE}:{model},jft300m", f"total_epochs={epochs}"]
 
 
+def family(model: str) -> str:
+    if "+" in model:
+        return "hybrid"
+    return "ViT" if "/" in model else "ResNet"
+
+
 def get_config():
     rows = [(model, epochs) for epochs, models in ROWS.items() for model in models]
     rows += [(model, 7) for model in HYBRIDS]
+    names = {f"{model}, {epochs} epochs": (model, epochs) for model, epochs in rows}
+    groups = {"ViT": [], "ResNet": [], "hybrid": []}
+    for name, (model, _) in names.items():
+        groups[family(model)].append(name)
     return dict(
         title="Transfer against compute",
         recipe=f"{RECIPE}:B/16,jft300m",
-        axes=dict(
-            model={f"{model}, {epochs} epochs": row(model, epochs) for model, epochs in rows}
-        ),
-        figure=dict(x="model", metric="eval/few/fewshot_5"),
+        axes=dict(model={name: row(*own) for name, own in names.items()}),
+        figure=dict(x="exaFLOPs", line="model", groups=groups, metric="eval/few/fewshot_5"),
     )

@@ -3,6 +3,7 @@
     python -m vit_jax.study --config=configs/studies/laptop.py:data_size --workdir=DIR --jobs=2
 
 `data_size`: accuracy against the number of training images, as in Figures 3 and 4.
+`compute`: accuracy against exaFLOPs, as in Figure 5.
 `optimizers`: accuracy against the number of steps, with Adam and Muon.
 `position_embeddings`: with none, and with three kinds, as in Table 8.
 `heads`: class token and mean of the tokens against the learning rate, as in Figure 9.
@@ -16,33 +17,43 @@ MUON = ["optim.name=muon", "optim.momentum=0.95"]
 SEEDS = {seed: [f"seed={seed}"] for seed in "012"}
 
 
-def study(axes: dict, **more) -> dict:
-    """Test top-1 against the last of `axes`, a line for each value of the other one if there is
-    another, with three seeds.
-    """
-    *lines, x = axes
-    figure = dict(x=x, line="".join(lines), over="seed", metric="eval/test/top1")
+def study(axes: dict, figure: dict, **more) -> dict:
+    """Test top-1, with three seeds."""
+    figure = dict(over="seed", metric="eval/test/top1") | figure
     return dict(recipe=f"{RECIPE}:ViT", axes=axes | dict(seed=SEEDS), figure=figure, **more)
+
+
+def models() -> dict[str, list[str]]:
+    return {name: [f"recipe={RECIPE}:{name}"] for name in ("ViT", "ResNet", "hybrid")}
+
+
+def steps(counts: tuple[int, ...]) -> dict[str, list[str]]:
+    return {str(count): [f"total_steps={count}"] for count in counts}
 
 
 def data_size() -> dict:
     sizes = [512 * 4**i for i in range(5)]
+    images = {str(size): [f"data.split=train[:{size}]"] for size in sizes}
     return study(
-        dict(
-            model={name: [f"recipe={RECIPE}:{name}"] for name in ("ViT", "ResNet", "hybrid")},
-            images={str(size): [f"data.split=train[:{size}]"] for size in sizes},
-        ),
+        dict(model=models(), images=images),
+        dict(x="images", line="model"),
         title="Accuracy against the number of training images",
         overrides=["early_stopping=3", "checkpoint.keep_best=eval/val/top1"],
     )
 
 
+def compute() -> dict:
+    return study(
+        dict(model=models(), steps=steps((250, 500, 1000))),
+        dict(x="exaFLOPs", line="model"),
+        title="Accuracy against compute",
+    )
+
+
 def optimizers() -> dict:
     return study(
-        dict(
-            optimizer={"Adam": [], "Muon": MUON},
-            steps={str(count): [f"total_steps={count}"] for count in (250, 500, 1000, 2000)},
-        ),
+        dict(optimizer={"Adam": [], "Muon": MUON}, steps=steps((250, 500, 1000, 2000))),
+        dict(x="steps", line="optimizer"),
         title="Accuracy against the number of steps",
     )
 
@@ -51,6 +62,7 @@ def position_embeddings() -> dict:
     kinds = {"1-D": "learn", "2-D": "learn2d", "relative": "relative", "none": "none"}
     return study(
         dict(position={name: [f"model.posemb={kind}"] for name, kind in kinds.items()}),
+        dict(x="position"),
         title="Accuracy with position embeddings",
         overrides=[*MUON, "total_steps=500"],
     )
@@ -63,21 +75,30 @@ def heads() -> dict:
             "head": {"class token": ["model.pool=tok"], "mean of the tokens": []},
             "learning rate": {str(rate): [f"optim.lr={rate}"] for rate in rates},
         },
+        dict(x="learning rate", line="head"),
         title="Accuracy with class token and mean of the tokens",
         overrides=["total_steps=500"],
     )
 
 
 def shapes() -> dict:
+    scaled = {
+        "depth": {depth: [f"model.depth={depth}"] for depth in (2, 8)},
+        "width": {
+            width: [f"model.width={width}", f"model.num_heads={width // 16}"] for width in (32, 128)
+        },
+        "MLP width": {width: [f"model.mlp_dim={width}"] for width in (64, 1024)},
+        "patch size": {size: [f"model.variant=Ti/{size}"] for size in (8, 16)},
+    }
     changes = dict(start=[])
-    changes |= {f"depth {depth}": [f"model.depth={depth}"] for depth in (2, 8)}
-    for width in (32, 128):
-        heads = f"model.num_heads={width // 16}"
-        changes[f"width {width}"] = [f"model.width={width}", heads]
-    changes |= {f"MLP width {width}": [f"model.mlp_dim={width}"] for width in (64, 1024)}
-    changes |= {f"patch size {size}": [f"model.variant=Ti/{size}"] for size in (8, 16)}
+    groups = {}
+    for what, values in scaled.items():
+        named = {f"{what} {value}": texts for value, texts in values.items()}
+        groups[what] = ["start", *named]
+        changes |= named
     return study(
         dict(shape=changes),
+        dict(x="exaFLOPs", line="shape", groups=groups),
         title="Accuracy against the shape of a ViT",
         overrides=[*MUON, "total_steps=500"],
     )
@@ -85,6 +106,7 @@ def shapes() -> dict:
 
 STUDIES = dict(
     data_size=data_size,
+    compute=compute,
     optimizers=optimizers,
     position_embeddings=position_embeddings,
     heads=heads,

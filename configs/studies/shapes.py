@@ -34,14 +34,17 @@ def overrides(changed: dict) -> list[str]:
 
 def get_config():
     shapes = {"start": overrides({})}
-    for name, changes in SCALED.items():
+    groups = {}
+    for what, changes in SCALED.items():
+        groups[what] = ["start"]
         for changed in changes:
-            values = ", ".join(str(value) for value in changed.values())
-            shapes[f"{name}: {values}"] = overrides(changed)
+            name = f"{what}: {', '.join(str(value) for value in changed.values())}"
+            groups[what].append(name)
+            shapes[name] = overrides(changed)
     return dict(
         title="Depth, width and patch size",
         recipe="configs/studies/pretrain.py:L/32,jft300m",
         axes=dict(shape=shapes),
         overrides=["total_epochs=7", "optim.lr=6e-4"],
-        figure=dict(x="shape", metric="eval/few/fewshot_5"),
+        figure=dict(x="exaFLOPs", line="shape", groups=groups, metric="eval/few/fewshot_5"),
     )

@@ -20,7 +20,7 @@ def digits():
     sys.path.remove(str(ROOT / "configs/studies"))
 
 
-COUNTS = dict(data_size=45, optimizers=24, position_embeddings=12, heads=18, shapes=27)
+COUNTS = dict(data_size=45, compute=27, optimizers=24, position_embeddings=12, heads=18, shapes=27)
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from conftest import TINY, last_error
 from report.workdirs import START, make_lines, make_run
@@ -76,7 +77,10 @@ def test_a_value_may_have_another_recipe(tmp_path):
         (("images=sizes", "images=list(sizes)"), "write a dict of dicts"),
         (('title="Sizes"', "title=1 / 0"), "get_config fails: ZeroDivisionError"),
         (('x="images"', 'x="size"'), "names size, which is no axis"),
+        (('line="width"', 'line="exaFLOPs"'), "names exaFLOPs, which is no axis"),
         (('metric="eval', 'metrics="eval'), "it needs x and metric"),
+        (('over="seed"', 'groups=["wide"]'), "write a dict of lists"),
+        (('over="seed"', 'groups={"all": ["broad"]}'), "are {'all': ['broad']}: write a dict"),
         (("tiny.py", "none.py"), "none.py does not exist"),
         (("model.width=64", "model.widht=64"), "model.widht"),
         (('"wide"', '"narr ow"'), "two runs with the name narr-ow_1000_0"),
@@ -209,6 +213,25 @@ def test_results_have_means_and_intervals(finished, tmp_path):
     assert f"| 100 | 51.0 ± {half:.1f} (3) | 71.0 ± {half:.1f} (3) |" in page
     assert "71.0" not in page.split("| 1000 |")[1].split("\n")[0] and "70.5 ± " in page
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_against_compute_with_groups(finished, sizes, tmp_path):
+    """Means are over seeds, not over models of the same exaFLOPs."""
+    _, folder = finished
+    path = tmp_path / "sizes.py"
+    groups = '{"all": ["narrow", "wide"], "narrow": ["narrow"]}'
+    text = path.read_text().replace('x="images"', f'x="exaFLOPs", groups={groups}')
+    path.write_text(text)
+    found = definition.read(sizes)
+    outcomes = study.outcomes_of(folder, found.runs)
+    half = 100 * stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3)
+    page = results.page(found, outcomes)
+    assert "| run | all | narrow |" in page
+    assert f"| narrow, 100 | 51.0 ± {half:.1f} (3) | 51.0 ± {half:.1f} (3) |" in page
+    assert f"| wide, 100 | 71.0 ± {half:.1f} (3) |  |" in page
+    places = results.positions(found, outcomes)
+    assert set(places) == {"narrow, 100", "narrow, 1000", "wide, 100", "wide, 1000"}
+    np.testing.assert_allclose(list(places.values()), outcomes[0].exaflops, rtol=1e-12)
 
 
 def test_the_best_checkpoint_counts_if_they_are_ranked(sizes, tmp_path):

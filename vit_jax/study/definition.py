@@ -13,19 +13,35 @@ from vit_jax.errors import UserError
 REQUIRED = ("recipe", "axes")
 OPTIONAL = dict(overrides=(), figure={}, title="")
 RECIPE = "recipe="
+COMPUTE = "exaFLOPs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A metric against the values of axis `x`, a line for each value of `line`; `over`: the axis of
-    repetitions, such as seeds, over which there are means and intervals.
+    """A metric against the values of axis `x`, or against the exaFLOPs of the runs, with a line for
+    each value of axis `line`. Other axes are repetitions, such as seeds, over which there are means
+    and intervals; against exaFLOPs only `over` is.
     """
 
-    x: str
+    x: str  # an axis, or COMPUTE
     metric: str
     line: str = ""
+    groups: Mapping[str, Sequence[str]] | None = None  # name of a line: values of `line` on it
     over: str = ""
     x_label: str = ""
+
+    def lines_of(self, point: Mapping[str, str]) -> list[str]:
+        """The names of the lines that a run is on."""
+        value = point.get(self.line, "")
+        if not self.groups:
+            return [value]
+        return [name for name, values in self.groups.items() if value in values]
+
+    def x_of(self, point: Mapping[str, str]) -> str:
+        """The same for runs that are repetitions of each other."""
+        if self.x != COMPUTE:
+            return point[self.x]
+        return ", ".join(value for axis, value in point.items() if axis != self.over)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +168,26 @@ def figure_of(found: Mapping, axes: Mapping, where: str) -> Figure | None:
     except TypeError:
         raise UserError(
             f"{where}: its figure has the keys {', '.join(found)}: it needs x and metric, and may "
-            "have line, over and x_label"
+            "have line, groups, over and x_label"
         ) from None
-    for axis in filter(None, (figure.x, figure.line, figure.over)):
-        if axis not in axes:
+    allowed = dict(x=(COMPUTE, *axes), line=("", *axes), over=("", *axes))
+    for key, names in allowed.items():
+        axis = getattr(figure, key)
+        if axis not in names:
             raise UserError(
-                f"{where}: its figure names {axis}, which is no axis: use one of {', '.join(axes)}"
+                f"{where}: its figure names {axis}, which is no axis: {key} is one of "
+                f"{', '.join(filter(None, names))}"
             )
+    if figure.groups and not are_groups(figure.groups, axes.get(figure.line, {})):
+        raise UserError(
+            f"{where}: the groups of its figure are {figure.groups!r}: write a dict of lists, name "
+            f"of a line -> values of the axis line={figure.line!r}"
+        )
     return figure
+
+
+def are_groups(found, values: Mapping) -> bool:
+    """Whether they are a dict of lists of these values."""
+    if not isinstance(found, Mapping):
+        return False
+    return all(isinstance(one, list | tuple) and set(one) <= set(values) for one in found.values())

@@ -11,7 +11,7 @@ from scipy import stats
 
 from vit_jax import cli
 from vit_jax.report.tables import markdown
-from vit_jax.study.definition import Figure, Study
+from vit_jax.study.definition import COMPUTE, Figure, Study
 from vit_jax.study.outcome import DONE, Outcome
 from vit_jax.train.console import duration
 
@@ -29,16 +29,23 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def groups(outcomes: Sequence[Outcome], figure: Figure) -> dict[tuple[str, str], list[float]]:
-    """(value of `line`, value of `x`) -> the metric of the runs that are done, one per repetition;
-    other axes count as repetitions, too.
-    """
+    """(line, value of `x`) -> the metric of the runs that are done, one per repetition."""
     found = {}
     for one in outcomes:
         if one.status == DONE and figure.metric in one.metrics:
-            point = one.run.point
-            key = (point.get(figure.line, ""), point[figure.x])
-            found.setdefault(key, []).append(one.metrics[figure.metric])
+            for line in figure.lines_of(one.run.point):
+                key = (line, figure.x_of(one.run.point))
+                found.setdefault(key, []).append(one.metrics[figure.metric])
     return found
+
+
+def lines_of(study: Study) -> list[str]:
+    figure = study.figure
+    return list(figure.groups or study.axes.get(figure.line, [""]))
+
+
+def xs_of(study: Study) -> list[str]:
+    return list(dict.fromkeys(study.figure.x_of(run.point) for run in study.runs))
 
 
 def is_share(figure: Figure) -> bool:
@@ -57,14 +64,15 @@ def shown(values: Sequence[float], figure: Figure) -> str:
 def figure_table(study: Study, outcomes: Sequence[Outcome]) -> str:
     figure = study.figure
     found = groups(outcomes, figure)
-    lines = list(study.axes[figure.line]) if figure.line else [""]
+    lines = lines_of(study)
     rows = []
-    for x in study.axes[figure.x]:
+    for x in xs_of(study):
         cells = [shown(found[line, x], figure) if (line, x) in found else "" for line in lines]
         rows.append([x, *cells])
     unit = ", %" if is_share(figure) else ""
     about = f"`{figure.metric}`{unit}: mean, {LEVEL:.0%} confidence interval (number of runs).\n\n"
-    return about + markdown([figure.x_label or figure.x, *(name or "all" for name in lines)], rows)
+    head = "run" if figure.x == COMPUTE else figure.x_label or figure.x
+    return about + markdown([head, *(name or "all" for name in lines)], rows)
 
 
 def runs_table(outcomes: Sequence[Outcome]) -> str:
@@ -93,10 +101,17 @@ def page(study: Study, outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def positions(values: Sequence[str]) -> list[float] | None:
-    """The numbers that the values of an axis are; None if they are not."""
+def positions(study: Study, outcomes: Sequence[Outcome]) -> dict[str, float] | None:
+    """Value of `x` -> where it is on the axis; None if the values are not numbers."""
+    figure = study.figure
+    if figure.x == COMPUTE:
+        spent = {}
+        for one in outcomes:
+            if one.status == DONE:
+                spent.setdefault(figure.x_of(one.run.point), []).append(one.exaflops)
+        return {x: float(np.mean(values)) for x, values in spent.items()}
     try:
-        return [float(value.replace(",", "")) for value in values]
+        return {value: float(value.replace(",", "")) for value in xs_of(study)}
     except ValueError:
         return None
 
@@ -110,21 +125,26 @@ def draw(study: Study, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
 
     figure = study.figure
     found = groups(outcomes, figure)
-    names = list(study.axes[figure.x])
-    numbers = positions(names)
-    places = dict(zip(names, numbers or range(len(names)), strict=True))
+    places = positions(study, outcomes)
+    has_names = places is None
+    style, labels = {}, {}
+    if has_names:  # which have no order, and may be long
+        places = {x: i for i, x in enumerate(xs_of(study))}
+        style = dict(linestyle="none")
+        labels = dict(rotation=30, ha="right")
     scale = 100 if is_share(figure) else 1
     canvas, axes = pyplot.subplots(figsize=(6.5, 4.5), layout="constrained")
-    for line in study.axes[figure.line] if figure.line else [""]:
-        xs = [x for x in names if (line, x) in found]
+    for line in lines_of(study):
+        xs = sorted((x for x in places if (line, x) in found), key=places.get)
         ends = [interval(found[line, x]) for x in xs]
         means = [scale * mean for mean, _ in ends]
         halves = [scale * np.nan_to_num(half) for _, half in ends]
         at = [places[x] for x in xs]
-        axes.errorbar(at, means, yerr=halves, marker="o", capsize=3, label=line or None)
-    if numbers and min(numbers) > 0 and max(numbers) >= 8 * min(numbers):
+        axes.errorbar(at, means, yerr=halves, marker="o", capsize=3, label=line or None, **style)
+    if not has_names and max(places.values(), default=0) >= 8 * min(places.values(), default=0) > 0:
         axes.set_xscale("log")
-    axes.set_xticks(list(places.values()), names)
+    if figure.x != COMPUTE:
+        axes.set_xticks(list(places.values()), places, **labels)
     axes.minorticks_off()
     axes.set_xlabel(figure.x_label or figure.x)
     axes.set_ylabel(figure.metric + ", %" * is_share(figure))
