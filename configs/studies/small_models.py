@@ -5,8 +5,8 @@
 The learning rate of the ViT and of the hybrid is the better one of 0.001 and 0.003; for the ResNet
 only 0.001 was tried.
 
-Cost: six minutes of one CPU core (ViT), four (ResNet). Expected, three seeds: test top-1 of 78 %
-± 15 (ViT) and 96 % ± 1 (ResNet).
+Cost: six minutes of one CPU core (ViT), four (ResNet), seven (hybrid). Expected, three seeds: test
+top-1 of 78 % ± 15 (ViT), 96 % ± 1 (ResNet) and 97 % ± 2 (hybrid).
 """
 
 import ml_collections
