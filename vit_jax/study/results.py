@@ -39,12 +39,14 @@ def groups(outcomes: Sequence[Outcome], figure: Figure) -> dict[tuple[str, str],
     return found
 
 
-def lines_of(study: Study) -> list[str]:
+def line_names(study: Study) -> list[str]:
+    """[""] if there is one line without a name."""
     figure = study.figure
     return list(figure.groups or study.axes.get(figure.line, [""]))
 
 
-def xs_of(study: Study) -> list[str]:
+def x_names(study: Study) -> list[str]:
+    """What is along `x`, in the order of the runs."""
     return list(dict.fromkeys(study.figure.x_of(run.point) for run in study.runs))
 
 
@@ -64,9 +66,9 @@ def shown(values: Sequence[float], figure: Figure) -> str:
 def figure_table(study: Study, outcomes: Sequence[Outcome]) -> str:
     figure = study.figure
     found = groups(outcomes, figure)
-    lines = lines_of(study)
+    lines = line_names(study)
     rows = []
-    for x in xs_of(study):
+    for x in x_names(study):
         cells = [shown(found[line, x], figure) if (line, x) in found else "" for line in lines]
         rows.append([x, *cells])
     unit = ", %" if is_share(figure) else ""
@@ -111,7 +113,7 @@ def positions(study: Study, outcomes: Sequence[Outcome]) -> dict[str, float] | N
                 spent.setdefault(figure.x_of(one.run.point), []).append(one.exaflops)
         return {x: float(np.mean(values)) for x, values in spent.items()}
     try:
-        return {value: float(value.replace(",", "")) for value in xs_of(study)}
+        return {value: float(value.replace(",", "")) for value in x_names(study)}
     except ValueError:
         return None
 
@@ -129,12 +131,12 @@ def draw(study: Study, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     has_names = places is None
     style, labels = {}, {}
     if has_names:  # which have no order, and may be long
-        places = {x: i for i, x in enumerate(xs_of(study))}
+        places = {x: i for i, x in enumerate(x_names(study))}
         style = dict(linestyle="none")
         labels = dict(rotation=30, ha="right")
     scale = 100 if is_share(figure) else 1
     canvas, axes = pyplot.subplots(figsize=(6.5, 4.5), layout="constrained")
-    for line in lines_of(study):
+    for line in line_names(study):
         xs = sorted((x for x in places if (line, x) in found), key=places.get)
         ends = [interval(found[line, x]) for x in xs]
         means = [scale * mean for mean, _ in ends]
