@@ -3,6 +3,7 @@
     python -m vit_jax.study --config=configs/studies/laptop.py:data_size --workdir=DIR --jobs=2
 
 `data_size`: accuracy against the number of training images, as in Figures 3 and 4.
+`hybrids`: the same with a hybrid; its other runs are those of `data_size`.
 `compute`: accuracy against exaFLOPs, as in Figure 5.
 `optimizers`: accuracy against the number of steps, with Adam and Muon.
 `position_embeddings`: with none, and with three kinds, as in Table 8.
@@ -23,28 +24,32 @@ def study(axes: dict, figure: dict, **more) -> dict:
     return dict(recipe=f"{RECIPE}:ViT", axes=axes | dict(seed=SEEDS), figure=figure, **more)
 
 
-def models() -> dict[str, list[str]]:
-    return {name: [f"recipe={RECIPE}:{name}"] for name in ("ViT", "ResNet", "hybrid")}
+def models(*names: str) -> dict[str, list[str]]:
+    return {name: [f"recipe={RECIPE}:{name}"] for name in names}
 
 
 def steps(counts: tuple[int, ...]) -> dict[str, list[str]]:
     return {str(count): [f"total_steps={count}"] for count in counts}
 
 
-def data_size() -> dict:
+def data_size(*more: str) -> dict:
     sizes = [512 * 4**i for i in range(5)]
     images = {str(size): [f"data.split=train[:{size}]"] for size in sizes}
     return study(
-        dict(model=models(), images=images),
+        dict(model=models("ViT", "ResNet", *more), images=images),
         dict(x="images", line="model"),
         title="Accuracy against the number of training images",
         overrides=["early_stopping=3", "checkpoint.keep_best=eval/val/top1"],
     )
 
 
+def hybrids() -> dict:
+    return data_size("hybrid")
+
+
 def compute() -> dict:
     return study(
-        dict(model=models(), steps=steps((250, 500, 1000))),
+        dict(model=models("ViT", "ResNet", "hybrid"), steps=steps((250, 500, 1000))),
         dict(x="exaFLOPs", line="model"),
         title="Accuracy against compute",
     )
@@ -106,6 +111,7 @@ def shapes() -> dict:
 
 STUDIES = dict(
     data_size=data_size,
+    hybrids=hybrids,
     compute=compute,
     optimizers=optimizers,
     position_embeddings=position_embeddings,

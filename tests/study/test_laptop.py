@@ -20,7 +20,8 @@ def digits():
     sys.path.remove(str(ROOT / "configs/studies"))
 
 
-COUNTS = dict(data_size=45, compute=27, optimizers=24, position_embeddings=12, heads=18, shapes=27)
+COUNTS = dict(data_size=30, hybrids=45, compute=27, optimizers=24, position_embeddings=12)
+COUNTS |= dict(heads=18, shapes=27)
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
