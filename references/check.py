@@ -24,6 +24,7 @@ from vit_jax.errors import NegativeResult, UserError, printable
 ROOT = pathlib.Path(__file__).parent.parent
 IMAGENET = ROOT / "references/imagenet.csv"
 COLUMNS = ("weights", "data", "image_size", "top1", "source", "command")
+METRIC = "eval/test/top1"
 COMMAND = ["python", "-m", "vit_jax.evaluate"]
 TOLERANCE = 0.1  # percentage points, because other hardware and libraries round otherwise
 
@@ -38,6 +39,8 @@ def read_table(path) -> list[dict]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
+        if not rows:
+            raise ValueError("it has no rows")
         for row in rows:
             if tuple(row) != COLUMNS or shlex.split(row["command"] or "")[:3] != COMMAND:
                 raise ValueError(f"a row is {list(row.values())}")
@@ -55,7 +58,7 @@ def measure(row: dict, overrides: list[str]) -> float:
     """The top-1 accuracy of a row in percent.
 
     Raises:
-      NegativeResult: its command fails.
+      NegativeResult: its command fails, or measures something else.
     """
     arguments = shlex.split(row["command"])[1:] + overrides
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +67,10 @@ def measure(row: dict, overrides: list[str]) -> float:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NegativeResult((done.stderr.splitlines() or ["no message"])[-1])
-        return 100 * json.loads(result.read_text())["eval/test/top1"]
+        found = json.loads(result.read_text())
+        if METRIC not in found:
+            raise NegativeResult(f"it measures {', '.join(found)}, but not {METRIC}")
+        return 100 * found[METRIC]
 
 
 def judged(row: dict, top1: float, tolerance: float) -> dict:
@@ -127,6 +133,9 @@ def check(args, overrides: list[str]) -> None:
     Raises:
       NegativeResult: an accuracy differs, or a command fails.
     """
+    unknown = [word for word in overrides if not word.startswith("--config.")]
+    if unknown:
+        raise UserError(f"{unknown[0]} is not known: overrides are --config.KEY=VALUE: see --help")
     cli.check_file(args.json)
     rows = chosen(args.table, args.only)
     results = read_results(args.json)

@@ -85,6 +85,8 @@ MISTAKES = {
     "--table=nowhere.csv": "nowhere.csv is not a table of weights, data, image_size, top1",
     "--table={tmp}/short.csv": "short.csv is not a table of",
     "--table={tmp}/other.csv": "whose commands begin with python -m vit_jax.evaluate",
+    "--table={tmp}/head.csv": "it has no rows",
+    "--onyl=timm": "--onyl=timm is not known",
     "--only=nothing": "match --only=nothing",
     "--only=(": "--only=( is not a valid regular expression",
     "--json={tmp}/null.json": "null.json is not a file of earlier results",
@@ -98,6 +100,7 @@ def test_mistakes_end_in_one_clear_line(flag, tmp_path, capsys):
     (tmp_path / "null.json").write_text("null")
     (tmp_path / "list.json").write_text('[{"weights": "a"}]')
     header = ",".join(check.COLUMNS)
+    (tmp_path / "head.csv").write_text(f"{header}\n")
     (tmp_path / "other.csv").write_text(f"{header}\na,digits,8,5,me,rm -r /\n")
     flags = [f"--table={STAND_INS}", flag.format(tmp=tmp_path)]
     assert check.main(flags) == 2

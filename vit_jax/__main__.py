@@ -19,7 +19,7 @@ COMMANDS = {
     "benchmark": "measure the step, the data, checkpoints or the start",
     "goodput": "where the wall time of runs went",
     "study": "many runs of one recipe, their cost, and what they show together",
-    "compare": "where runs part, and what may be the reason",
+    "compare": "where runs begin to differ, and what may be the reason",
     "report": "the page of a run: curves, evaluations, pictures, speed, commands",
     "demo": "pretrain, fine-tune and evaluate on scanned digits",
 }

@@ -4,8 +4,8 @@
 
 The same hyperparameters for all sizes, and early stopping by the accuracy on images that are held
 out. Expected: B/32 is far worse than R50x1 on 9 million images and better from 90 million on, and
-so are L/16 and R152x2. b/32 is B/32 with all widths halved (section 4.3). The paper does not say
-how long it trained at most; here all have the steps of the full data.
+so are L/16 and R152x2. "half B/32" has all widths halved, the paper's ViT-b/32 (section 4.3). The
+paper does not say how long it trained at most; here all have the steps of the full data.
 
 Cost: at most 6,750 exaFLOPs.
 """
@@ -21,7 +21,7 @@ def get_config():
     recipe = "configs/studies/pretrain.py"
     models = {model: [f"recipe={recipe}:{model},jft300m"] for model in MODELS}
     halved = dict(width=384, mlp_dim=1536, num_heads=6)
-    models["b/32"] = [f"model.{key}={value}" for key, value in halved.items()]
+    models["half B/32"] = [f"model.{key}={value}" for key, value in halved.items()]
     return dict(
         title="Accuracy against the size of the data",
         recipe=f"{recipe}:B/32,jft300m",

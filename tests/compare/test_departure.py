@@ -1,7 +1,8 @@
-"""Where metrics part, events that may be the reason, and runs that are kept as data."""
+"""Where metrics begin to differ, events that may be the reason, and runs that are kept as data."""
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from vit_jax import config as configs
 from vit_jax.compare import __main__ as compare
 from vit_jax.compare import departure
 from vit_jax.report.series import from_lines
+
+NAN = {"eval/val/loss": math.nan}
 
 
 def lines(key: str, values: dict[int, float]) -> list[dict]:
@@ -54,7 +57,7 @@ def test_the_earliest_metric_counts_and_time_does_not():
 
 @pytest.fixture
 def pair(tiny, tmp_path):
-    """The folders of two runs that part at step 60."""
+    """The folders of two runs that differ at step 60."""
     loaded = configs.load(tiny, [])
     changed = make_lines()
     for line in changed[11:]:
@@ -107,6 +110,28 @@ def test_records_that_differ(pair, part, values, expected):
     assert found["causes"] == [expected] and found[part.removesuffix("_fingerprint")]
 
 
+def test_a_version_without_a_key_is_no_difference(pair):
+    """Nor is one that did not record devices."""
+    a, b = pair
+    for folder, change in ((a, lambda config: config["data"].pop("decode")), (b, lambda _: None)):
+        record = json.loads((folder / "config.json").read_text())
+        change(record["config"])
+        record["devices"] = {} if folder == a else dict(kind="cpu")
+        (folder / "config.json").write_text(json.dumps(record))
+    found = compared(a, b)
+    assert not found["config"] and not found["devices"] and not found["causes"]
+
+
+def test_what_follows_the_departure_is_no_reason(pair):
+    """A start after the step whose metrics part, and an evaluation of it."""
+    a, b = pair
+    (b / "goodput.json").write_text(json.dumps(dict(records=[START, START | dict(first_step=60)])))
+    text = (b / "metrics.jsonl").read_text()
+    late = json.dumps({"step": 60, "eval/other/top1": 0.5})
+    (b / "metrics.jsonl").write_text(text + late + "\n")
+    assert compared(a, b)["causes"] == []
+
+
 def test_keys_that_change_no_number_are_no_reason(tiny, tmp_path):
     late = make_lines()
     late[-1]["train/loss"] = 5.0
@@ -129,7 +154,10 @@ def run_of_seed(folder, tiny: str, seed: int, shift: float, **record) -> str:
 @pytest.fixture
 def kept(tiny, tmp_path):
     """A reference of three runs, whose losses are 0, 0.01 and 0.02 above `make_lines`."""
-    runs = [run_of_seed(tmp_path / f"seed{i}", tiny, i, 0.01 * i) for i in range(3)]
+    devices = dict(kind="cpu", cores=2)
+    runs = [
+        run_of_seed(tmp_path / f"seed{i}", tiny, i, 0.01 * i, devices=devices) for i in range(3)
+    ]
     path = tmp_path / "kept.json"
     assert compare.main([*runs, f"--save={path}"]) == 0
     return path
@@ -152,6 +180,28 @@ def test_on_another_machine_the_end_is_in_an_interval(kept, tiny, tmp_path, shif
         assert value == pytest.approx(0.9 + 0.05 + shift)
         assert (low + high) / 2 == pytest.approx(0.95 + 0.01)
         assert (high - low) / 2 == pytest.approx(9.9248 * 0.01 * math.sqrt(4 / 3), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("record", "config", "text"),
+    [
+        ({}, "optim.lr=0.5", "is not of the recipe of the reference (optim.lr)"),
+        (dict(data_fingerprint="b"), "", "is not of the recipe of the reference (data_finger"),
+        (dict(sizes=dict(total_steps=200)), "", "has not ended"),
+    ],
+)
+def test_only_runs_of_the_recipe_are_held_against_intervals(
+    kept, tiny, tmp_path, capsys, record, config, text
+):
+    content = json.loads(kept.read_text())
+    content["record"]["data_fingerprint"] = "a"
+    kept.write_text(json.dumps(content))
+    found = make_lines()
+    found[3]["train/loss"] += 1e-3
+    loaded = configs.load(tiny, [f"--config.{config}"] if config else [])
+    make_run(tmp_path / "b", loaded, found, devices=dict(kind="cpu", cores=96), **record)
+    seen = compared(kept, tmp_path / "b")
+    assert not seen["same"] and text in last_error(capsys)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +233,22 @@ def test_damaged_references(kept, tmp_path, capsys, damage, text):
         (["a", "empty"], "have no metric at the same step"),
         (["a", "other", "--save=x.json"], "differs from a in optim.lr"),
         (["a", "b", "--save=no/x.json"], "does not exist"),
+        (["a", "b", "--save=x"], "give a name with .json"),
+        (["a", "b", "--save=x.json"], "the seeds 0, 0"),
+        (["a", "b", "--save=x.json", "--json=y.json"], "give one"),
+        (["a", "half", "--save=x.json"], "half is not a complete run (stopped at step 50 of"),
+        (["a", "nan", "--save=x.json"], "do not both have eval/val/loss, or it is not finite"),
+        (["a", "code", "--save=x.json"], "differs from a in code"),
     ],
 )
 def test_errors(pair, tiny, tmp_path, monkeypatch, capsys, words, text):
     monkeypatch.chdir(tmp_path)
+    loaded = configs.load(tiny, ["--config.seed=1"])
+    make_run(tmp_path / "half", loaded, make_lines(10))
+    shutil.rmtree(tmp_path / "half/checkpoints/100")
+    (tmp_path / "half/goodput.json").unlink()
+    make_run(tmp_path / "nan", loaded, [*make_lines()[:-1], make_lines()[-1] | NAN])
+    make_run(tmp_path / "code", loaded, code="1a")
     make_run(tmp_path / "empty", configs.load(tiny, []), lines("train/loss", {7: 1.0}))
     make_run(tmp_path / "other", configs.load(tiny, ["--config.optim.lr=1.0"]))
     assert compare.main(words) == 2

@@ -1,4 +1,4 @@
-"""Pairs of runs with one difference each: where they part is known before."""
+"""Pairs of runs with one difference each: where they begin to differ is known before."""
 
 import csv
 import json

@@ -1,7 +1,9 @@
 """Studies: what their runs are, what they cost, and what is made of workdirs."""
 
+import contextlib
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
@@ -11,13 +13,14 @@ import time
 
 import numpy as np
 import pytest
-from conftest import TINY, last_error
+from conftest import ROOT, TINY, last_error
 from report.workdirs import START, make_lines, make_run
 from scipy import stats
 
 from vit_jax import config as configs
+from vit_jax.errors import NegativeResult, UserError
 from vit_jax.study import __main__ as study
-from vit_jax.study import cost, definition, devices, outcome, results
+from vit_jax.study import cost, definition, devices, execution, outcome, results
 
 STUDY = """
 def get_config(arg=""):
@@ -79,11 +82,17 @@ def test_a_value_may_have_another_recipe(tmp_path):
         (('x="images"', 'x="size"'), "names size, which is no axis"),
         (('line="width"', 'line="exaFLOPs"'), "names exaFLOPs, which is no axis"),
         (('metric="eval', 'metrics="eval'), "it needs x and metric"),
-        (('over="seed"', 'groups=["wide"]'), "write a dict of lists"),
-        (('over="seed"', 'groups={"all": ["broad"]}'), "are {'all': ['broad']}: write a dict"),
+        (('over="seed"', 'over="seed", groups=["wide"]'), "write a dict of lists"),
+        (
+            ('over="seed"', 'over="seed", groups={"all": ["broad"]}'),
+            "have broad, which is no value",
+        ),
+        (('over="seed", ', ""), "does not say what the axis seed is"),
+        (("val/top1", "va/top1"), "'eval/va/top1' of the figure is not a metric of evals"),
         (("tiny.py", "none.py"), "none.py does not exist"),
-        (("model.width=64", "model.widht=64"), "model.widht"),
-        (('"wide"', '"narr ow"'), "two runs with the name narr-ow_1000_0"),
+        (("model.width=64", "model.widht=64"), "wide_100_0 of the study: config key model.widht"),
+        (('"wide"', '"narr ow"'), "two runs with the name narr-ow_100_0"),
+        (('"wide"', '"Narrow"'), "two runs with the name narrow_100_0"),
         (("def get_config", "def config"), "has no function get_config"),
     ],
 )
@@ -103,8 +112,9 @@ def test_faults_of_a_study(sizes, tmp_path, capsys, change, text):
         ("--part=0/2", "--part=0/2 is not a part"),
         ("--part=3/2", "--part=3/2 is not a part"),
         ("--jobs=0", "--jobs=0 is too few"),
-        ("--jobs=4096", "--jobs=4096 does not divide"),
+        ("--jobs=4096", "--jobs=4096 does not fit"),
         ("--workdir=gs://bucket/study", "is not a local folder"),
+        ("--topology=v5e:8x8", "add --dry_run"),
     ],
 )
 def test_faults_of_the_command(sizes, tmp_path, capsys, flag, text):
@@ -159,12 +169,18 @@ def test_chip_days_by_plan(sizes, tmp_path, monkeypatch, capsys):
 def test_parts_of_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(devices, "own_cores", lambda: list(range(8)))
     monkeypatch.setattr(devices, "tpu_chips", lambda: [])
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     found = devices.parts(3)
     assert [part.cores for part in found] == [(0, 1), (2, 3, 4), (5, 6, 7)]
     visible = [part.environment["CUDA_VISIBLE_DEVICES"] for part in found]
     assert visible == ["4", "5", "6,7"]
     assert devices.parts(1) == [devices.Part()]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert not devices.nvidia_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not devices.nvidia_gpus()
 
 
 def test_a_chip_for_each_run(monkeypatch):
@@ -202,7 +218,7 @@ def finished(sizes, tmp_path):
 
 def test_results_have_means_and_intervals(finished, tmp_path):
     found, folder = finished
-    outcomes = study.outcomes_of(folder, found.runs)
+    outcomes = study.outcomes_of(folder, found)
     assert [one.status for one in outcomes] == ["done"] * 11 + ["waiting"]
     assert outcomes[0].exaflops == pytest.approx(64 * 12 * 2e6 / 1e18)
     assert (outcomes[0].images, outcomes[0].epochs) == (768, 7.68)
@@ -223,7 +239,7 @@ def test_a_figure_against_compute_with_groups(finished, sizes, tmp_path):
     text = path.read_text().replace('x="images"', f'x="exaFLOPs", groups={groups}')
     path.write_text(text)
     found = definition.read(sizes)
-    outcomes = study.outcomes_of(folder, found.runs)
+    outcomes = study.outcomes_of(folder, found)
     half = 100 * stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3)
     page = results.page(found, outcomes)
     assert "| run | all | narrow |" in page
@@ -234,15 +250,91 @@ def test_a_figure_against_compute_with_groups(finished, sizes, tmp_path):
     np.testing.assert_allclose(list(places.values()), outcomes[0].exaflops, rtol=1e-12)
 
 
+BEST = TINY.replace("every=4", 'every=4, keep_best="eval/val/top1"')
+
+
 def test_the_best_checkpoint_counts_if_they_are_ranked(sizes, tmp_path):
-    (tmp_path / "tiny.py").write_text(TINY.replace("every=4", 'every=4, keep_best="eval/val/top1"'))
+    """Step 7 is better, but has no checkpoint."""
+    (tmp_path / "tiny.py").write_text(BEST)
     run = definition.read(sizes).runs[0]
     lines = lines_with(0.5)
     lines[3]["eval/val/top1"] = 0.9
+    lines[6]["eval/val/top1"] = 0.95
     make_run(tmp_path / "w/runs" / run.name, run.config(), lines)
     found = outcome.read(tmp_path / "w", run)
     assert (found.step, found.metrics["eval/val/top1"]) == (4, 0.9)
     assert found.metrics["train/loss"] == lines[3]["train/loss"]
+
+
+@pytest.mark.parametrize(("patience", "top1"), [(3, 0.8), (0, None)])
+def test_an_evaluation_at_the_end_only(sizes, tmp_path, patience, top1):
+    """With early stopping it is one of the best checkpoint, else of the last parameters."""
+    late = 'config.evals.test = dict(data=dict(split="val"))'
+    text = BEST.replace("    return config", f"    {late}\n    return config")
+    (tmp_path / "tiny.py").write_text(text)
+    path = tmp_path / "sizes.py"
+    path.write_text(path.read_text().replace('=12"', f'=12", "early_stopping={patience}"'))
+    run = definition.read(sizes).runs[0]
+    lines = lines_with(0.5)
+    lines[3]["eval/val/top1"] = 0.9
+    lines[-1]["eval/test/top1"] = 0.8
+    make_run(tmp_path / "w/runs" / run.name, run.config(), lines)
+    found = outcome.read(tmp_path / "w", run)
+    assert found.step == 4 and found.metrics.get("eval/test/top1") == top1
+
+
+@pytest.mark.parametrize(("failure", "status"), [("", "stopped"), ("no space", "failed")])
+def test_a_run_that_ended_in_its_last_evaluation_is_not_done(finished, failure, status):
+    """All updates are done, as goodput.json says, but their line was not written."""
+    found, folder = finished
+    run = found.runs[0]
+    path = folder / "runs" / run.name / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    if failure:
+        (folder / "failed").mkdir()
+        (folder / "failed" / f"{run.name}.txt").write_text(failure)
+    seen = outcome.read(folder, run)
+    assert (seen.status, seen.problem) == (status, failure)
+    with pytest.raises(NegativeResult, match=failure or "are not done"):
+        study.check_end([seen], folder)
+
+
+def test_what_is_not_known_is_null(finished, tmp_path):
+    found, folder = finished
+    path = folder / "runs" / found.runs[0].name / "config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | dict(sizes=dict(total_steps=12, batch_size=64))))
+    seen = outcome.read(folder, found.runs[0])
+    assert seen.to_json()["exaflops"] is None and seen.to_json()["images"] == 768
+    assert "| done | 12 | 768 |  |  |" in results.runs_table([seen])
+
+
+def test_damaged_metrics_are_told(finished):
+    found, folder = finished
+    path = folder / "runs" / found.runs[0].name / "metrics.jsonl"
+    path.write_text("damaged\n" + path.read_text())
+    assert "has damaged lines: 1" in outcome.read(folder, found.runs[0]).problem
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("print('error: no data'); exit(2)", "no data"),
+        ("exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL, perhaps for lack of memory"),
+    ],
+)
+def test_why_a_run_failed(sizes, tmp_path, code, problem):
+    """The log has lines of an earlier start, too."""
+    run = definition.read(sizes).runs[0]
+    job = execution.Execution(tmp_path, [])
+    log = job.log_of(run)
+    log.write_text("step 50 of 100\n")
+    with open(log, "ab") as file:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=file)
+        process.wait()
+    job.end(execution.Job(run, process, devices.Part(), log_start=15))
+    assert outcome.failure_of(tmp_path, run) == problem
 
 
 def test_runs_of_other_settings_are_told(finished, sizes, tmp_path, capsys):
@@ -251,6 +343,52 @@ def test_runs_of_other_settings_are_told(finished, sizes, tmp_path, capsys):
     assert study.main([f"--config={sizes}", f"--workdir={tmp_path / 'w'}"]) == 2
     assert "wide_100_0 has a run with other settings (model.width" in last_error(capsys)
     assert configs.load(str(tmp_path / "tiny.py"), []).model.width == 32
+
+
+@pytest.mark.parametrize(
+    ("key", "is_other"),
+    [("evals.val.data.split=test", True), ("evals.val.every=6", False), ("log_every=1", False)],
+)
+def test_another_evaluation_is_told(finished, sizes, tmp_path, key, is_other):
+    path = tmp_path / "sizes.py"
+    path.write_text(path.read_text().replace('"total_steps=12"', f'"total_steps=12", "{key}"'))
+    run = definition.read(sizes).runs[0]
+    problem = pytest.raises(UserError, match=key.partition("=")[0])
+    with problem if is_other else contextlib.nullcontext():
+        outcome.read(tmp_path / "w", run, "eval/val/top1")
+
+
+def write_study(path, recipe: str, *overrides: str) -> definition.StudyRun:
+    text = f"dict(recipe={recipe!r}, axes=dict(a=dict(b=[])), overrides={list(overrides)})"
+    path.write_text(f"def get_config():\n    return {text}\n")
+    return definition.read(str(path)).runs[0]
+
+
+def test_what_an_objective_never_trains_is_no_other_setting(tmp_path):
+    recipe = f"{ROOT}/configs/mae.py"
+    run = write_study(tmp_path / "s.py", recipe)
+    saved = outcome.declared(run.arguments)
+    assert saved.optim.frozen and not run.config().optim.frozen
+    make_run(tmp_path / "w/runs" / run.name, saved)
+    assert outcome.read(tmp_path / "w", run).step
+    run = write_study(tmp_path / "s.py", recipe, "optim.lr=0.5")
+    with pytest.raises(UserError, match=r"settings \(optim.lr: [^;]*\): undo"):
+        outcome.read(tmp_path / "w", run)
+
+
+def test_what_a_model_has_from_its_weights_is_no_other_setting(tmp_path):
+    recipe = f"{ROOT}/configs/finetune.py:B/16,cifar10"
+    run = write_study(tmp_path / "s.py", recipe, "init_from=weights.npz")
+    record = configs.to_json(run.config())
+    open_keys = [key for key, value in record["model"].items() if value is None]
+    assert "posemb" in open_keys
+    record["model"] |= dict.fromkeys(open_keys, "of the weights")
+    make_run(tmp_path / "w/runs" / run.name, run.config(), config=record)
+    assert outcome.read(tmp_path / "w", run).step
+    record["model"]["variant"] = "L/16"
+    (tmp_path / "w/runs" / run.name / "config.json").write_text(json.dumps(dict(config=record)))
+    with pytest.raises(UserError, match=r"model.variant"):
+        outcome.read(tmp_path / "w", run)
 
 
 # --- whole ---
@@ -266,12 +404,14 @@ def test_a_study_survives_a_failure_and_a_kill_and_goes_on(tmp_path):
     path.write_text(text.replace("(100, 1000)", "(3, 1000)"))
     folder = tmp_path / "w"
     words = [f"--config={path}", f"--workdir={folder}", "--jobs=2"]
-    job = subprocess.Popen([sys.executable, "-m", "vit_jax.study", *words])
+    command = [sys.executable, "-m", "vit_jax.study", *words]
+    job = subprocess.Popen(command, start_new_session=True)
     while not list(folder.glob("runs/*/metrics.jsonl")):
         time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
+    os.killpg(job.pid, signal.SIGINT)  # as a terminal does
     assert job.wait() == 75
-    job = subprocess.Popen([sys.executable, "-m", "vit_jax.study", *words])
+    assert not any("1000" in path.name for path in (folder / "failed").iterdir())
+    job = subprocess.Popen(command)
     time.sleep(3)
     job.kill()
     job.wait()

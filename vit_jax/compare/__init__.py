@@ -1,1 +1,1 @@
-"""Where runs part, and what may be the reason."""
+"""Where runs begin to differ, and what may be the reason."""

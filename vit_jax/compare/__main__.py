@@ -1,5 +1,5 @@
-"""Says where runs part: what differs in config, data, code and versions, the first step at which
-their metrics differ, and what happened there.
+"""Says where runs begin to differ: what is different in config, data, code and versions, the first
+step at which their metrics differ, and what happened there.
 
 python -m vit_jax.compare A B... [--tolerance=X] [--json=FILE] [--save=references/NAME.json]
 
@@ -66,6 +66,8 @@ def work(args) -> None:
         raise UserError(f"the same run is given twice ({', '.join(paths)}): give different runs")
     names = contents.labels(paths)
     runs = [read(path, name) for path, name in zip(paths, names, strict=True)]
+    if args.save and args.json:
+        raise UserError("--json has what a comparison finds, and --save compares nothing: give one")
     if args.save:
         reference.write(runs, args.save)
         return print(f"Reference: {args.save}")

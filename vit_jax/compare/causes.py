@@ -1,4 +1,4 @@
-"""What the records of two runs say about why they part: events between the last step that was the
+"""What the records of two runs say about why they differ: events between the last step that was the
 same and the first that was not, then what differs from the start.
 """
 
@@ -12,13 +12,14 @@ from vit_jax.compare.departure import Departure
 from vit_jax.report import settings
 from vit_jax.report.run import Run
 from vit_jax.report.series import Series
+from vit_jax.train import workdir
 
 # Config keys that decide in which order numbers are added, so that runs differ by rounding.
 ORDER_OF_SUMS = ("mesh.", "accum_steps", "model.remat", "model.scan", "model.attention")
 # Relative differences that other orders of sums lead to in one step, by `model.dtype`.
 ROUNDING = {"float32": 1e-5, "bfloat16": 1e-3}
 COUNTS = {
-    "train/skipped_steps": "left out the update of step {step}, which was not finite",
+    "train/skipped_steps": "left out an update by step {step}, which was not finite",
     "data/skipped": "skipped training images by step {step} (skipped.jsonl)",
 }
 SHOWN = 5  # keys of what changed at a start
@@ -34,13 +35,43 @@ def pairs(a: Mapping, b: Mapping) -> dict[str, list]:
 
 
 def config_differences(a: Run, b: Run) -> dict[str, list]:
-    """The same of the configs; {} if one is not known."""
-    return pairs(a.flat, b.flat) if a.config and b.config else {}
+    """The same of the configs; {} if one is not known.
+
+    A key that only one of them has is no difference with the value that the other version implied.
+    """
+    if not (a.config and b.config):
+        return {}
+    implied = workdir.ADDED | workdir.REMOVED
+    common = a.flat.keys() & b.flat.keys()
+    of_a, of_b = (
+        {
+            key: run.flat[key]
+            for key in run.flat
+            if key in common or (key, run.flat[key]) not in implied
+        }
+        for run in (a, b)
+    )
+    return pairs(of_a, of_b)
 
 
 def record_differences(a: Run, b: Run, part: str) -> dict[str, list]:
-    """The same of `part` of config.json."""
-    return pairs(a.record.get(part, {}), b.record.get(part, {}))
+    """The same of `part` of config.json; {} if one run does not say it."""
+    both = [run.record.get(part, {}) for run in (a, b)]
+    return pairs(*both) if all(both) else {}
+
+
+def of_the_recipe(a: Run, b: Run) -> list[str]:
+    """What differs in the recipes or the data of two runs, besides the seed and what only rounds
+    otherwise.
+    """
+    keys = [
+        key for key in config_differences(a, b) if key != "seed" and not configs.may_change(key)
+    ]
+    keys = [key for key in keys if not key.startswith(ORDER_OF_SUMS)]
+    data = [
+        part for part in ("data_fingerprint", "teacher_fingerprint") if one_difference(a, b, part)
+    ]
+    return [*keys, *data]
 
 
 def one_difference(a: Run, b: Run, part: str) -> list | None:
@@ -118,18 +149,20 @@ def evaluated(run: Run) -> dict[str, int]:
     }
 
 
-EVENTS = (starts, counted, left_out, evaluated)
+# Those that happen after the metrics of a step are measured come too late for it.
+EVENTS = ((starts, False), (counted, True), (left_out, False), (evaluated, False))
 
 
 def events(a: Run, b: Run, found: Departure) -> list[str]:
     """What only one of the runs did since the last step that was the same."""
     begin = found.last_same or 0
     lines = []
-    for kind in EVENTS:
+    for kind, is_in_step in EVENTS:
+        end = found.step + is_in_step
         both = [kind(run) for run in (a, b)]
         for run, own, other in ((a, both[0], both[1]), (b, both[1], both[0])):
             new = (text for text in own if text not in other)
-            lines += [f"{run.label} {text}" for text in new if begin <= own[text] <= found.step]
+            lines += [f"{run.label} {text}" for text in new if begin <= own[text] < end]
     return lines
 
 

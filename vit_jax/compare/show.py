@@ -24,16 +24,27 @@ def verdict(pair: Pair) -> str:
     since = ""
     if found.last_same is not None:
         since = f", and are the same until step {found.last_same:,}"
-    where = f"{a} and {b} part at step {found.step:,} ({found.quantity} {values}){since}"
+    where = f"{a} and {b} differ at step {found.step:,} ({found.quantity} {values}){since}"
+    return where + end(pair) if pair.has_intervals else where
+
+
+def end(pair: Pair) -> str:
+    """How a run ended, held against the intervals of a reference."""
+    b = pair.b.label
     if pair.within_interval:
-        return f"{where}; {b} ends within the intervals of the reference"
+        return f"; {b} ends within the intervals of the reference"
+    if not pair.b.is_over:
+        return f"; {b} has not ended, so its results are not compared with the intervals"
     for key, (value, low, high) in pair.outside.items():
-        return f"{where}; {key} is {value:.6g}, not within {low:.6g} to {high:.6g}"
-    return where
+        shown = "missing or not finite" if value is None else f"{value:.6g}"
+        return f"; {key} is {shown}, not within {low:.6g} to {high:.6g}"
+    if pair.other_recipe:
+        return f"; {b} is not of the recipe of the reference ({', '.join(pair.other_recipe)})"
+    return ""
 
 
 def explanations(pair: Pair) -> list[str]:
-    """Why the runs may part, a line for each reason."""
+    """Why the runs may differ, a line for each reason."""
     if pair.departure is None:
         return []
     lines = [f"  - {text}" for text in pair.causes]

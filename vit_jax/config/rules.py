@@ -136,16 +136,20 @@ def check_evals(config: ml_collections.ConfigDict) -> None:
                 "several"
             )
     best = config.checkpoint.keep_best
-    own = [name for name, entry in config.evals.items() if is_own(entry.type)]
-    if best.split("/")[1:2] and best.split("/")[1] in own:
-        return  # its metrics are known when it is tried
+    if best:
+        check_metric(config, f"config key checkpoint.keep_best={best!r}", best)
+
+
+def check_metric(config: ml_collections.ConfigDict, what: str, metric: str) -> None:
+    """Raises UserError, which begins with `what`, if no evaluation measures a metric.
+
+    Those of an evaluation of the user's own are known when it is tried.
+    """
+    own = [f"eval/{name}/" for name, entry in config.evals.items() if is_own(entry.type)]
     measured = [f"eval/{name}" for name in metrics_of(config.evals)]
-    if best and best not in measured:
+    if metric not in measured and not metric.startswith(tuple(own)):
         known = ", ".join(measured) or "none, for evals is empty"
-        raise UserError(
-            f"config key checkpoint.keep_best={best!r} is not a metric of evals: possible are "
-            f"{known}"
-        )
+        raise UserError(f"{what} is not a metric of evals: possible are {known}")
 
 
 def check_early_stopping(config: ml_collections.ConfigDict) -> None:

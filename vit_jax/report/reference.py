@@ -4,6 +4,7 @@ within which interval another run of its recipe should end. It stands in the pla
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ SUFFIX = ".json"
 LEVEL = 0.99  # probability that a run with another seed ends within an interval
 KEPT = ("train/", "eval/", "data/")  # beginnings of metrics; the others are about time
 LOSS = "train/loss"
+SAME = ("code", "data_fingerprint", "teacher_fingerprint")  # records that runs have in common
 TAIL = 0.1  # share of the steps, the last ones, over which the loss is averaged
 
 
@@ -39,15 +41,19 @@ def is_reference(path: str) -> bool:
 
 
 def outcome(run: Run) -> dict[str, float]:
-    """What a run came to: the last value of each evaluation, the mean loss of its last steps."""
+    """What a run came to, if it is finite: the last value of each evaluation, but not the penalty
+    that a linear probe chose, and the mean loss of its last steps.
+    """
     found = {
-        key: float(one.value[-1]) for key, one in run.series.items() if key.startswith("eval/")
+        key: float(one.value[-1])
+        for key, one in run.series.items()
+        if key.startswith("eval/") and not key.endswith("/l2")
     }
     loss = run.series.get(LOSS)
     if loss is not None:
         late = loss.step > (1 - TAIL) * run.last_step
         found[LOSS] = float(loss.value[late].mean()) if late.any() else float(loss.value[-1])
-    return found
+    return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def intervals(runs: Sequence[Run]) -> dict[str, list[float]]:
@@ -65,22 +71,47 @@ def intervals(runs: Sequence[Run]) -> dict[str, list[float]]:
     return found
 
 
+def check(run: Run, first: Run) -> None:
+    """
+    Raises:
+      UserError: a run is not complete, or is of another recipe, code or data than the first.
+    """
+    path = run.folder.path
+    if not run.series or not run.config:
+        raise UserError(f"{path} has no metrics or no config: give a complete run")
+    if not run.is_over:
+        raise UserError(f"{path} is not a complete run ({run.state}): run it to its end")
+    changed = [key for key, _ in settings.between([first.flat, run.flat]) if key != "seed"]
+    records = [[one.record.get(part) for one in (first, run)] for part in SAME]
+    changed += [part for part, (a, b) in zip(SAME, records, strict=True) if a != b]
+    if changed:
+        raise UserError(
+            f"{path} differs from {first.folder.path} in {', '.join(changed)}: give runs that "
+            "differ in their seed only"
+        )
+    only_one = sorted(outcome(run).keys() ^ outcome(first).keys())
+    if only_one:
+        raise UserError(
+            f"{path} and {first.folder.path} do not both have {only_one[0]}, or it is not finite: "
+            "give runs that measure the same"
+        )
+
+
 def write(runs: Sequence[Run], path: str) -> None:
     """Keeps the first run; all of them, which differ in their seed, give the intervals.
 
     Raises:
-      UserError: a run is of another recipe, or has no metrics.
+      UserError: they are not complete runs of one recipe.
     """
+    if not path.endswith(SUFFIX):
+        raise UserError(f"--save={path} is read as a workdir afterwards: give a name with {SUFFIX}")
     for run in runs:
-        if not run.series or not run.config:
-            raise UserError(f"{run.folder.path} has no metrics or no config: give a complete run")
-        changed = settings.between([runs[0].flat, run.flat])
-        others = [key for key, _ in changed if key != "seed"]
-        if others:
-            raise UserError(
-                f"{run.folder.path} differs from {runs[0].folder.path} in {', '.join(others)}: "
-                "give runs that differ in their seed only"
-            )
+        check(run, runs[0])
+    seeds = [run.flat["seed"] for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(
+            f"the runs have the seeds {', '.join(map(str, seeds))}: give runs with different ones"
+        )
     first = runs[0]
     series = {
         key: dict(step=one.step.tolist(), value=one.value.tolist())
@@ -90,7 +121,7 @@ def write(runs: Sequence[Run], path: str) -> None:
     record = {key: value for key, value in first.record.items() if key != "command"}
     words = settings.command_of(first.command)
     command = shlex.join(word for word in words if not word.startswith("--workdir"))
-    content = dict(command=command, record=record, seeds=[run.flat["seed"] for run in runs])
+    content = dict(command=command, record=record, seeds=seeds)
     content |= dict(intervals=intervals(runs), series=series)
     cli.replace_file(epath.Path(path), json.dumps(content) + "\n")
 

@@ -86,6 +86,18 @@ class Run:
         return bool(since_best and patience) and since_best.value[-1] >= patience
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it has the metrics of its last step, which are written after its evaluations."""
+        loss = self.series.get("train/loss")
+        total = self.size("total_steps")
+        return bool(loss and total) and loss.step[-1] >= total
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has done all that it was to do."""
+        return self.is_complete or self.stopped_early
+
+    @property
     def state(self) -> str:
         """Whether it runs, and how far it is."""
         total = self.size("total_steps")
@@ -95,7 +107,7 @@ class Run:
             return f"running, {progress}" + (f"; last sign of life {sign}" if sign else "")
         if self.nonfinite:
             return f"ended at {progress}: loss or gradients were not finite"
-        if total and self.last_step >= total:
+        if self.is_complete:
             return f"done, {progress}"
         if self.stopped_early:
             return f"done by early stopping, {progress}"

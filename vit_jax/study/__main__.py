@@ -17,7 +17,7 @@ from rich.table import Table
 
 from vit_jax import cli
 from vit_jax.cli.terminal import Console
-from vit_jax.errors import NegativeResult, UserError
+from vit_jax.errors import NegativeResult, UserError, one_line
 from vit_jax.study import cost, definition, devices, execution, outcome, results
 from vit_jax.study.definition import Study, StudyRun
 
@@ -85,17 +85,36 @@ def show_cost(study: Study, runs: list[StudyRun], topology: str, jobs: int) -> d
     return dict(runs=rows, exaflops=total)
 
 
-def outcomes_of(folder: pathlib.Path, runs: list[StudyRun]) -> list[outcome.Outcome]:
-    return [outcome.read(folder, run) for run in runs]
+def outcomes_of(folder: pathlib.Path, study: Study) -> list[outcome.Outcome]:
+    metric = study.figure.metric if study.figure else ""
+    return [outcome.read(folder, run, metric) for run in study.runs]
+
+
+def check_end(found: list[outcome.Outcome], folder: pathlib.Path) -> None:
+    """Raises NegativeResult if a run failed, or has ended before its last step."""
+    failed = [one for one in found if one.status == outcome.FAILURE]
+    if failed:
+        raise NegativeResult(
+            f"{len(failed)} of {len(found)} runs failed, the first is {failed[0].run.name} "
+            f"({failed[0].problem}): see {folder / execution.LOGS}; the same command tries again"
+        )
+    left = [one for one in found if one.status in (outcome.WAITING, outcome.STOPPED)]
+    if left:
+        raise NegativeResult(
+            f"{len(left)} of {len(found)} runs are not done, the first is {left[0].run.name} "
+            f"({left[0].problem or left[0].status}): the same command continues"
+        )
 
 
 def work(args) -> None:
     study = definition.read(args.config)
     runs = chosen(study.runs, args.part)
-    for run in runs:
-        run.config()  # errors of all come before the first begins
+    for run in study.runs:
+        definition.check_metric(study.figure, run)  # errors of all come before the first begins
     if args.jobs < 1:
         raise UserError(f"--jobs={args.jobs} is too few: give 1 or more")
+    if args.topology and not args.dry_run:
+        raise UserError(f"--topology={args.topology} is of --dry_run, which plans: add --dry_run")
     if args.dry_run:
         with cli.logging_to(None):
             return cli.write_json(args.json, show_cost(study, runs, args.topology, args.jobs))
@@ -108,23 +127,23 @@ def work(args) -> None:
     folder = pathlib.Path(args.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     with cli.logging_to(None):
-        found = outcomes_of(folder, runs)
-        left = [one.run for one in found if one.status != outcome.DONE]
+        found = outcomes_of(folder, study)
+        done = {one.run.name for one in found if one.status == outcome.DONE}
+        left = [run for run in runs if run.name not in done]
         log.info("%d of %d runs are left", len(left), len(runs))
 
         def after_each() -> None:
-            results.write(study, outcomes_of(folder, study.runs), folder)
+            try:
+                results.write(study, outcomes_of(folder, study), folder)
+            except (UserError, OSError) as error:  # at the end it is one
+                log.warning("the results are not written now: %s", one_line(error))
 
         execution.Execution(folder, parts).run(left, after_each)
-    found = outcomes_of(folder, study.runs)
+    found = outcomes_of(folder, study)
     cli.write_json(args.json, results.write(study, found, folder))
     print(f"Results: {folder / results.PAGE}")
-    failed = [one for one in found if one.status == outcome.FAILURE]
-    if failed:
-        raise NegativeResult(
-            f"{len(failed)} of {len(found)} runs failed, the first is {failed[0].run.name} "
-            f"({failed[0].problem}): see {folder / execution.LOGS}; the same command tries again"
-        )
+    names = {run.name for run in runs}
+    check_end([one for one in found if one.run.name in names], folder)
 
 
 COMMAND = cli.Command("study", __doc__, work, add_arguments, json="write the results here")

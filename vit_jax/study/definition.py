@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import ml_collections
 
 from vit_jax import config as configs
+from vit_jax.config import rules
+from vit_jax.config.overrides import COMMAND_LINE
 from vit_jax.errors import UserError
 
 REQUIRED = ("recipe", "axes")
@@ -19,8 +21,8 @@ COMPUTE = "exaFLOPs"
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """A metric against the values of axis `x`, or against the exaFLOPs of the runs, with a line for
-    each value of axis `line`. Other axes are repetitions, such as seeds, over which there are means
-    and intervals; against exaFLOPs only `over` is.
+    each value of axis `line`. The values of axis `over` are repetitions, such as seeds, over which
+    there are means and intervals.
     """
 
     x: str  # an axis, or COMPUTE
@@ -58,16 +60,20 @@ class StudyRun:
         return "_".join(re.sub(r"[^\w.+]+", "-", value) for value in self.point.values())
 
     @property
-    def arguments(self) -> list[str]:
+    def arguments(self) -> tuple[str, ...]:
         """Those of `vit_jax.train`, but for the workdir."""
-        return [f"--config={self.recipe}", *(f"--config.{text}" for text in self.overrides)]
+        return (f"--config={self.recipe}", *(f"--config.{text}" for text in self.overrides))
 
     def config(self):
         """
         Raises:
           UserError: the recipe does not exist, or an override is not one of its keys.
         """
-        return configs.load(self.recipe, self.arguments[1:])
+        try:
+            return configs.load(self.recipe, self.arguments[1:])
+        except UserError as error:
+            text = str(error).replace(COMMAND_LINE, "in its overrides")
+            raise UserError(f"run {self.name} of the study: {text}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +111,8 @@ def read(location: str) -> Study:
     axes = axes_of(found["axes"], where)
     common = assignments(found["overrides"], where)
     runs = [run_of(point, found["recipe"], common + own) for point, own in points(axes)]
-    names = [run.name for run in runs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = [run.name.lower() for run in runs]  # on some file systems they are the same folder
+    twice = [run.name for run in runs if names.count(run.name.lower()) > 1]
     if twice:
         raise UserError(f"{where} has two runs with the name {twice[0]}: rename a value of an axis")
     return Study(found["title"] or location, axes, runs, figure_of(found["figure"], axes, where))
@@ -178,16 +184,47 @@ def figure_of(found: Mapping, axes: Mapping, where: str) -> Figure | None:
                 f"{where}: its figure names {axis}, which is no axis: {key} is one of "
                 f"{', '.join(filter(None, names))}"
             )
-    if figure.groups and not are_groups(figure.groups, axes.get(figure.line, {})):
+    repeated = [axis for axis in axes if axis not in (figure.x, figure.line, figure.over)]
+    if repeated and figure.x != COMPUTE:
         raise UserError(
-            f"{where}: the groups of its figure are {figure.groups!r}: write a dict of lists, name "
-            f"of a line -> values of the axis line={figure.line!r}"
+            f"{where}: its figure does not say what the axis {repeated[0]} is: make it x, line, or "
+            "over, the axis of repetitions"
         )
-    return figure
+    groups = groups_of(figure, axes.get(figure.line, {}), where)
+    return dataclasses.replace(figure, groups=groups)
 
 
-def are_groups(found, values: Mapping) -> bool:
-    """Whether they are a dict of lists of these values."""
-    if not isinstance(found, Mapping):
-        return False
-    return all(isinstance(one, list | tuple) and set(one) <= set(values) for one in found.values())
+def groups_of(figure: Figure, values: Mapping, where: str) -> dict[str, list[str]] | None:
+    """Name of a line -> values of the axis `line`, as text.
+
+    Raises:
+      UserError: they are not such values.
+    """
+    found = figure.groups
+    if found is None:
+        return None
+    is_dict = isinstance(found, Mapping)
+    if not is_dict or not all(isinstance(one, list | tuple) for one in found.values()):
+        raise UserError(
+            f"{where}: the groups of its figure are {found!r}: write a dict of lists, name of a "
+            f"line -> values of the axis line={figure.line!r}"
+        )
+    groups = {str(name): [str(value) for value in one] for name, one in found.items()}
+    unknown = [value for one in groups.values() for value in one if value not in values]
+    if unknown:
+        raise UserError(
+            f"{where}: the groups of its figure have {unknown[0]}, which is no value of the axis "
+            f"line={figure.line!r}: the values are {', '.join(values) or 'none'}"
+        )
+    return groups
+
+
+def check_metric(figure: Figure | None, run: StudyRun) -> None:
+    """
+    Raises:
+      UserError: the config of a run is wrong, or does not measure what the figure shows.
+    """
+    config = run.config()
+    if figure and figure.metric.startswith("eval/"):
+        what = f"run {run.name} of the study: the metric {figure.metric!r} of the figure"
+        rules.check_metric(config, what, figure.metric)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import itertools
 import math
 import os
 import subprocess
@@ -32,7 +33,7 @@ def parts(count: int) -> list[Part]:
         if found and (len(found) < count or (found is chips and len(chips) != count)):
             number = "as many as" if found is chips else "at most"
             raise UserError(
-                f"--jobs={count} does not divide the {len(found)} {what} of this host: give "
+                f"--jobs={count} does not fit the {len(found)} {what} of this host: give "
                 f"{number} {len(found)}, or 1"
             )
     of_cores = shares(cores, count)
@@ -57,9 +58,13 @@ def own_cores() -> list[int]:
 
 
 def nvidia_gpus() -> list[str]:
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
+    if visible is not None:  # until the first that is none, as CUDA reads it
+        names = visible.split(",")
+        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
     try:
         words = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
         done = subprocess.run(words, capture_output=True, text=True, check=True)

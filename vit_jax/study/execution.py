@@ -3,6 +3,7 @@ once on parts of the devices.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -24,16 +25,28 @@ log = logging.getLogger("vit_jax.study")
 
 POLL_S = 0.2
 LOGS = "logs"
+# Of a single training; what a study waits in a queue is not part of each of its runs.
+NOT_INHERITED = ("VIT_JAX_REQUESTED_AT",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    run: StudyRun
+    process: subprocess.Popen
+    part: Part
+    log_start: int  # where its output begins in the log, which has that of earlier starts, too
 
 
 class Execution:
-    """Starts runs until all are over. A signal stops those that are running, which save."""
+    """Starts runs until all are over. A signal stops those that are running, which save, and a
+    second one ends them.
+    """
 
     def __init__(self, folder: pathlib.Path, parts: Sequence[Part]):
         """`folder`: of the study; `parts`: of the devices, one for each run at a time."""
         self.folder = folder
         self.free = list(parts)
-        self.running: dict[str, tuple[StudyRun, subprocess.Popen, Part]] = {}  # by name
+        self.running: dict[str, Job] = {}  # by the name of the run
         self.stopping = False
         for name in (LOGS, outcome.FAILED):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -69,49 +82,62 @@ class Execution:
         start = [sys.executable, "-m", "vit_jax.study.start", str(os.getpid()), cores]
         words = ["-m", "vit_jax.train", *run.arguments, f"--workdir={workdir}"]
         log.info("%s: begins, %d after it", printable(run.name), left)
+        environment = {key: os.environ[key] for key in os.environ if key not in NOT_INHERITED}
         with open(self.log_of(run), "ab") as file:
-            job = subprocess.Popen(
+            process = subprocess.Popen(
                 [*start, *words],
-                env=os.environ | part.environment,
+                env=environment | part.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
+                process_group=0,  # Ctrl-C in a terminal would be a second signal to it
             )
-        self.running[run.name] = (run, job, part)
+            self.running[run.name] = Job(run, process, part, file.tell())
+        if self.stopping:  # the signal came meanwhile
+            process.send_signal(signal.SIGTERM)
 
     def end_finished(self) -> list[str]:
         """The names of the runs that have ended since the last call; their parts are free again."""
-        ended = [name for name, (_, job, _) in self.running.items() if job.poll() is not None]
+        ended = [name for name, job in self.running.items() if job.process.poll() is not None]
         for name in ended:
-            self.end(name)
+            self.end(self.running.pop(name))
         return ended
 
-    def end(self, name: str) -> None:
-        run, job, part = self.running.pop(name)
-        self.free.append(part)
+    def end(self, job: Job) -> None:
+        name = job.run.name
+        code = job.process.returncode
+        self.free.append(job.part)
         failure = self.folder / outcome.FAILED / f"{name}.txt"
         failure.unlink(missing_ok=True)
-        if job.returncode == 0:
+        if code == 0:
             log.info("%s: done", printable(name))
-        elif job.returncode == Preempted.exit_code:
+        elif code == Preempted.exit_code:
             log.info("%s: stopped, and saved", printable(name))
+        elif self.stopping and code == -signal.SIGTERM:
+            log.info("%s: stopped before it began to train", printable(name))
         else:
-            line = self.last_line(run) or f"exit code {job.returncode}"
+            line = self.problem_of(job)
             cli.replace_file(epath.Path(failure), f"{line}\n")
             log.warning("%s failed: %s", printable(name), printable(line))
 
     def stop(self, number: int, frame) -> None:
-        if self.stopping:
-            return
+        what = "end at once" if self.stopping else "save and stop"
+        log.warning("%s: the runs %s", errors.SIGNALS[number], what)
         self.stopping = True
-        log.warning("%s: the runs save and stop", errors.SIGNALS[number])
-        for _, job, _ in self.running.values():
+        for job in self.running.values():
             with contextlib.suppress(ProcessLookupError):
-                job.send_signal(signal.SIGTERM)
+                job.process.send_signal(signal.SIGTERM)
 
     def log_of(self, run: StudyRun) -> pathlib.Path:
         return self.folder / LOGS / f"{run.name}.txt"
 
-    def last_line(self, run: StudyRun) -> str:
-        lines = self.log_of(run).read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("error: ") if lines else ""
+    def problem_of(self, job: Job) -> str:
+        """Why a run failed: the last line that it printed, or how it ended."""
+        code = job.process.returncode
+        if code < 0:
+            memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            return f"ended by {signal.Signals(-code).name}{memory}"
+        with open(self.log_of(job.run), "rb") as file:
+            file.seek(job.log_start)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("error: ") if lines else f"exit code {code}"

@@ -1,15 +1,17 @@
 """What a run of a study has come to, read from its workdir: status, metrics, cost."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax import config as configs
+from vit_jax.checkpoints.manager import KeepBest
 from vit_jax.cli import lock
 from vit_jax.errors import UserError
-from vit_jax.report import overview
 from vit_jax.report import run as workdirs
 from vit_jax.report.files import Folder
 from vit_jax.report.run import Run
@@ -17,6 +19,7 @@ from vit_jax.study.definition import StudyRun
 from vit_jax.train import goodput, workdir
 
 RUNS = "runs"
+WITHOUT_EFFECT = (".every", ".data_dir", ".batch_size")  # on what an evaluation measures
 FAILED = "failed"  # a folder with the last line of each run that failed, in NAME.txt
 WAITING, STOPPED, RUNNING, DONE, FAILURE = "waiting", "stopped", "running", "done", "failed"
 
@@ -36,9 +39,16 @@ class Outcome:
     def to_json(self) -> dict:
         overrides = dict(text.split("=", 1) for text in self.run.overrides)
         about = dict(name=self.run.name, point=dict(self.run.point), recipe=self.run.recipe)
-        about |= dict(overrides=overrides, status=self.status, metrics=dict(self.metrics))
-        about |= dict(step=self.step, exaflops=self.exaflops, images=self.images)
-        return about | dict(epochs=self.epochs, seconds=self.seconds, problem=self.problem)
+        about |= dict(overrides=overrides, status=self.status, problem=self.problem)
+        numbers = dict(step=self.step, exaflops=self.exaflops, images=self.images)
+        numbers |= dict(epochs=self.epochs, seconds=self.seconds)
+        about |= dict(metrics=known(self.metrics), **known(numbers))
+        return about
+
+
+def known(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them, which knows no NaN."""
+    return {key: value if math.isfinite(value) else None for key, value in numbers.items()}
 
 
 def folder_of(study_folder: pathlib.Path, run: StudyRun) -> pathlib.Path:
@@ -53,32 +63,35 @@ def failure_of(study_folder: pathlib.Path, run: StudyRun) -> str:
         return ""
 
 
-def read(study_folder: pathlib.Path, run: StudyRun) -> Outcome:
+def read(study_folder: pathlib.Path, run: StudyRun, metric: str = "") -> Outcome:
     """
+    Args:
+      metric: of the figure.
+
     Raises:
       UserError: its workdir has a run of other settings.
     """
     path = folder_of(study_folder, run)
     folder = Folder(str(path))
-    problem = failure_of(study_folder, run)
+    failure = failure_of(study_folder, run)
     if not workdirs.is_workdir(folder.names()):
-        status = FAILURE if problem else WAITING
-        return Outcome(run, status, {}, 0, 0.0, 0.0, 0.0, 0.0, problem)
+        status = FAILURE if failure else WAITING
+        return Outcome(run, status, {}, 0, 0.0, 0.0, 0.0, 0.0, failure)
     found = workdirs.read(folder, run.name)
-    check_settings(run, found, path)
+    check_settings(run, found, path, metric)
     step = chosen_step(found)
     images = found.last_step * (found.size("batch_size") or math.nan)
     flops = images * (found.size("train_flops_per_image") or math.nan)
     return Outcome(
         run=run,
-        status=status_of(found, bool(problem)),
+        status=status_of(found, bool(failure)),
         metrics=metrics_at(found, step),
         step=step,
         exaflops=flops / 1e18,
         images=images,
         epochs=images / (found.size("num_examples") or math.nan),
         seconds=goodput.totals(found.starts)["parts"]["steps"],
-        problem=problem,
+        problem=failure or "; ".join(folder.problems[:1]),
     )
 
 
@@ -91,11 +104,15 @@ def is_used_here(study_folder: pathlib.Path, run: StudyRun) -> bool:
     return is_here and not workdirs.is_dead(holder)
 
 
-def check_settings(run: StudyRun, found: Run, path: pathlib.Path) -> None:
+def check_settings(run: StudyRun, found: Run, path: pathlib.Path, metric: str) -> None:
     """Raises UserError if a run was made with other settings than the study has now."""
     if not found.config:
         return
-    different = workdir.differences(run.config(), found.config)
+    config = run.config()
+    matters = functools.partial(decides, dict(configs.flatten(config)), metric)
+    different = workdir.differences(config, found.config, matters)
+    if different:  # by what an objective adds to it, perhaps
+        different = workdir.differences(declared(run.arguments), found.config, matters)
     if different:
         raise UserError(
             f"{path} has a run with other settings ({'; '.join(different)}): undo the change of "
@@ -103,23 +120,53 @@ def check_settings(run: StudyRun, found: Run, path: pathlib.Path) -> None:
         )
 
 
+def decides(wanted: Mapping, metric: str, key: str) -> bool:
+    """Whether a key of a config, which is `wanted`, decides what is in the results: what a run can
+    not be continued with, and how the metric of the figure and the best checkpoint are measured.
+
+    A run gives values to the keys that are None.
+    """
+    if wanted.get(key, "") is None:
+        return False
+    best = wanted["checkpoint.keep_best"]
+    measured = [f"evals.{name.split('/')[1]}." for name in (metric, best) if "/" in name]
+    if key.startswith(tuple(measured)):
+        return not key.endswith(WITHOUT_EFFECT)
+    is_of_ranking = bool(best) and key in ("checkpoint.every", "checkpoint.keep_best")
+    return is_of_ranking or workdir.is_fixed(key)
+
+
+@functools.cache
+def declared(arguments: tuple[str, ...]):
+    """The config of a run with all that its objective adds."""
+    from vit_jax.train.experiment import Experiment
+
+    recipe, *overrides = arguments
+    config = configs.load(recipe.removeprefix("--config="), overrides)
+    return Experiment.declared(config).config
+
+
 def status_of(found: Run, has_failed: bool) -> str:
     if found.holder and not workdirs.is_dead(found.holder):
         return RUNNING
-    total = found.size("total_steps")
-    if found.stopped_early or (total and found.last_step >= total):
-        return DONE
-    return FAILURE if has_failed else STOPPED
+    if has_failed:
+        return FAILURE
+    return DONE if found.is_over else STOPPED
 
 
 def chosen_step(found: Run) -> int:
     """The step whose metrics count: the best checkpoint if they are ranked, else the last."""
     key = found.flat.get("checkpoint.keep_best")
-    series = found.series.get(key)
-    index = series and overview.best(series, key)
-    if index is None:
+    ranked = found.series.get(key)
+    if ranked is None:
         return found.last_step
-    return int(series.step[index])
+    best = KeepBest(key)
+    every = found.flat["checkpoint.every"]
+    last = found.size("total_steps")
+    for step, value in zip(ranked.step.tolist(), ranked.value.tolist(), strict=True):
+        if step == last or (every and step % every == 0):  # those that are saved
+            best.add(step, {key: value})
+    return best.best_of(best.scores) or found.last_step
 
 
 def metrics_at(found: Run, step: int) -> dict[str, float]:
@@ -127,6 +174,15 @@ def metrics_at(found: Run, step: int) -> dict[str, float]:
     metrics = {}
     for key, one in found.series.items():
         known = np.flatnonzero(one.step <= step)
-        if key.startswith(("train/", "eval/")) and len(known):
+        if is_of_the_best(found, key):
+            metrics[key] = float(one.value[-1])
+        elif key.startswith(("train/", "eval/")) and len(known):
             metrics[key] = float(one.value[known[-1]])
     return metrics
+
+
+def is_of_the_best(found: Run, key: str) -> bool:
+    """Whether it was measured at the end only, of the best checkpoint."""
+    part, _, name = key.partition("/")
+    every = found.flat.get(f"evals.{name.partition('/')[0]}.every")
+    return part == "eval" and every == 0 and bool(found.size("early_stopping"))

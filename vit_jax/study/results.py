@@ -1,5 +1,6 @@
 """The results of a study: JSON, a page in Markdown, and a figure with intervals."""
 
+import io
 import json
 import math
 import pathlib
@@ -16,6 +17,7 @@ from vit_jax.study.outcome import DONE, Outcome
 from vit_jax.train.console import duration
 
 LEVEL = 0.95  # of the intervals
+SHARES = ("top", "fewshot_", "knn", "linear_probe")  # beginnings of metrics
 JSON, PAGE, PICTURE = "results.json", "results.md", "figure.png"
 
 
@@ -52,7 +54,7 @@ def x_names(study: Study) -> list[str]:
 
 def is_share(figure: Figure) -> bool:
     """Whether the metric is shown in percent."""
-    return figure.metric.rpartition("/")[2].startswith(("top", "fewshot_", "knn"))
+    return figure.metric.rpartition("/")[2].startswith(SHARES)
 
 
 def shown(values: Sequence[float], figure: Figure) -> str:
@@ -77,18 +79,26 @@ def figure_table(study: Study, outcomes: Sequence[Outcome]) -> str:
     return about + markdown([head, *(name or "all" for name in lines)], rows)
 
 
+def text(value: float, form: str) -> str:
+    """A number, "" if it is not known."""
+    return "" if math.isnan(value) else f"{value:{form}}"
+
+
 def runs_table(outcomes: Sequence[Outcome]) -> str:
     axes = list(outcomes[0].run.point)
     head = [*axes, "status", "step", "images", "epochs", "exaFLOPs", "time"]
     rows = []
     for one in outcomes:
         cells = [one.run.point[axis] for axis in axes]
-        if math.isnan(one.exaflops) or not one.images:
-            rows.append([*cells, f"{one.status} {one.problem}".strip(), *[""] * 5])
-            continue
-        seconds = "" if math.isnan(one.seconds) else duration(one.seconds)
-        amounts = [f"{one.images:,.0f}", f"{one.epochs:,.1f}", f"{one.exaflops:.3g}", seconds]
-        rows.append([*cells, f"{one.status} {one.problem}".strip(), f"{one.step:,}", *amounts])
+        numbers = [
+            text(one.step, ","),
+            text(one.images, ",.0f"),
+            text(one.epochs, ",.1f"),
+            text(one.exaflops, ".3g"),
+            "" if math.isnan(one.seconds) else duration(one.seconds),
+        ]
+        begun = numbers if one.images else [""] * len(numbers)
+        rows.append([*cells, f"{one.status} {one.problem}".strip(), *begun])
     return markdown(head, rows)
 
 
@@ -118,8 +128,8 @@ def positions(study: Study, outcomes: Sequence[Outcome]) -> dict[str, float] | N
         return None
 
 
-def draw(study: Study, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
-    """The metric of a figure against its x axis, with intervals over repetitions."""
+def draw(study: Study, outcomes: Sequence[Outcome]) -> bytes:
+    """The metric of a figure against its x axis, with intervals over repetitions, as a PNG."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -153,8 +163,10 @@ def draw(study: Study, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     if figure.line:
         axes.legend()
     axes.grid(alpha=0.3)
-    canvas.savefig(path, dpi=120)
+    png = io.BytesIO()
+    canvas.savefig(png, dpi=120)
     pyplot.close(canvas)
+    return png.getvalue()
 
 
 def write(study: Study, outcomes: Sequence[Outcome], folder: pathlib.Path) -> dict:
@@ -163,5 +175,5 @@ def write(study: Study, outcomes: Sequence[Outcome], folder: pathlib.Path) -> di
     cli.replace_file(epath.Path(folder / JSON), json.dumps(found, indent=1) + "\n")
     cli.replace_file(epath.Path(folder / PAGE), page(study, outcomes))
     if study.figure:
-        draw(study, outcomes, folder / PICTURE)
+        cli.replace_file(epath.Path(folder / PICTURE), draw(study, outcomes))
     return found
