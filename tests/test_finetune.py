@@ -223,6 +223,11 @@ FOLDER_MISTAKES = {
     "is neither a folder of images": ["./nothing", "--init_from=x"],
     "images of one class only (digit 0)": ["photos", "--init_from=x"],
     "--workdir=photos/run is inside": ["photos", "--init_from=x", "--workdir=photos/run"],
+    "--workdir=photos is inside the folder of images photos": [
+        "--config=configs/finetune.py:B/16,folder:photos",
+        "--init_from=x",
+        "--workdir=photos",
+    ],
     "--held_out=0% must be above": ["photos", "--init_from=x", "--held_out=0%"],
     "data.subset is needed to hold": ["photos", "--init_from=x", "--config.data.subset=10%"],
     "config key optim.learning is unknown": [

@@ -96,7 +96,7 @@ def add_arguments(parser, part: str) -> None:
 
 
 def work(args) -> None:
-    workdir = pathlib.Path(args.workdir).absolute()
+    workdir = pathlib.Path(args.workdir)
     start = time.monotonic()
     for stage in STAGES:
         shutil.rmtree(workdir / stage, ignore_errors=True)

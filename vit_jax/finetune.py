@@ -197,6 +197,7 @@ def work_by_config(args) -> None:
     share = train_share("10%" if args.held_out is None else args.held_out)
     if not args.workdir:
         raise UserError("--workdir is missing: say where the runs write, such as --workdir=DIR")
+    prepare.check_outside(args.workdir, config.data.name)
     # A config that does not fit is found before anything starts.
     trials.part_of(config, lrs[0], share)
     start()
