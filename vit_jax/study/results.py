@@ -133,7 +133,7 @@ def draw(study: Study, outcomes: Sequence[Outcome]) -> bytes:
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure = study.figure
     found = groups(outcomes, figure)
@@ -155,6 +155,8 @@ def draw(study: Study, outcomes: Sequence[Outcome]) -> bytes:
         axes.errorbar(at, means, yerr=halves, marker="o", capsize=3, label=line or None, **style)
     if not has_names and max(places.values(), default=0) >= 8 * min(places.values(), default=0) > 0:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}"))
     if figure.x != COMPUTE:
         axes.set_xticks(list(places.values()), places, **labels)
     axes.minorticks_off()
