@@ -100,6 +100,15 @@ def applied(model, params, image, **options):
         return jax.device_get(apply({"params": params}, image))
 
 
+def features_of(model, params, image):
+    """What `vit_jax.features` returns, compiled."""
+    import jax
+
+    import vit_jax
+
+    return jax.device_get(jax.jit(vit_jax.features, static_argnums=0)(model, params, image))
+
+
 # In place of a library: it takes long to import, and swallows what is raised meanwhile.
 SWALLOWS = """
 import sys

@@ -312,6 +312,7 @@ def test_one_two_and_four_processes_train_the_same(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     common = [f"--config={tmp_path}/tiny.py"]
     common += ["--config.total_steps=10", "--config.evals.val.every=0"]
+    common += ["--config.checkpoint.every=0"]
     # Large enough that fsdp splits it.
     common += ["--config.model.width=64", "--config.model.mlp_dim=256"]
 

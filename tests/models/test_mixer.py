@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import applied, below, golden, metric_lines
+from conftest import applied, below, features_of, golden, metric_lines
 
 import vit_jax
 from vit_jax.distributed import mesh as meshes
@@ -73,7 +73,7 @@ def test_intermediates_equal_the_published_implementation():
     }
     for key, value in found.items():
         np.testing.assert_allclose(value, arrays[key], atol=2e-5, rtol=2e-5, err_msg=key)
-    features = vit_jax.features(model, params, arrays["inputs"])
+    features = features_of(model, params, arrays["inputs"])
     np.testing.assert_allclose(features, arrays["pre_logits"], atol=2e-5, rtol=2e-5)
 
 

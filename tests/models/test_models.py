@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import applied, below, golden
+from conftest import applied, below, features_of, golden
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -62,7 +62,7 @@ def test_logits_equal_the_published_implementation(name, tmp_path):
 @pytest.mark.parametrize("name", ["vit_token_rep", "vit_gap_norep", "hybrid_r50like_122"])
 def test_features_are_what_the_head_reads(name, tmp_path):
     arrays, _, model, params = load(tmp_path, name)
-    features = vit_jax.features(model, params, arrays["inputs"])
+    features = features_of(model, params, arrays["inputs"])
     assert np.abs(features - arrays["pre_logits"]).max() <= 2e-5
 
 

@@ -97,8 +97,9 @@ def test_padding_does_not_change_targets():
     logits = np.tanh(rng.normal(size=(6, 2, 8))).astype(np.float32)
     ones = np.ones((4, 2), np.float32)
     weight = np.concatenate([ones, 0 * ones[:2]])
-    one = dino_targets.sinkhorn_knopp(logits[:4], ones, 0.05)
-    padded = dino_targets.sinkhorn_knopp(logits, weight, 0.05)
+    sinkhorn_knopp = jax.jit(dino_targets.sinkhorn_knopp)
+    one = sinkhorn_knopp(logits[:4], ones, 0.05)
+    padded = sinkhorn_knopp(logits, weight, 0.05)
     assert_close(padded[:4], one)
     assert not padded[4:].any()
     assert_close(one.sum(-1), ones)
@@ -168,7 +169,7 @@ def test_head_and_its_gradients(arrays):
         y = head.apply({"params": params}, x)
         return (y * arrays["head_v"]).sum(), y
 
-    grads, y = jax.grad(product, has_aux=True)(params)
+    grads, y = jax.jit(jax.grad(product, has_aux=True))(params)
     assert_close(y, arrays["head_y"], atol=1e-5)
     assert_close(
         grads["prototypes"]["kernel"], arrays["head_prototypes_grad"], rtol=1e-4, atol=1e-5

@@ -59,7 +59,7 @@ def setup(accum_steps=1, **options):
     every parameter has a gradient.
     """
     small = objective(**options)
-    params = small.init(0)
+    params = jax.jit(small.init, static_argnums=0)(0)
     params[HEAD] = jax.tree.map(lambda x: 8 * x, params[HEAD])
     config = settings(name="sgd", lr=0.1, momentum=0.0, warmup_steps=0, grad_clip_norm=0.5)
     tx, schedule = optim.make_optimizer(config, params, 10)

@@ -156,7 +156,7 @@ def test_attention_is_that_of_the_model_evaluated_on_the_augmented_images(tiny):
     given, original = batch(experiment.objective)
     ready = dict(image=np.uint8(255 * original), seed=given["seed"], mask=np.ones(BATCH))
     ready |= dict(label=np.zeros(BATCH, np.int32))
-    params = experiment.objective.init(0)
+    params = jax.jit(experiment.objective.init, static_argnums=0)(0)
     kinds, attention = pictures.make_draw(experiment)(params, ready)
     (inputs,) = pictures.make_draw_inputs(experiment)(ready)
     model = experiment.model
@@ -177,7 +177,8 @@ def test_every_view_is_drawn_and_attention_to_the_first(unlabelled):
     views = pictures.make_draw_inputs(experiment)(ready)
     sides = [view.shape[1] for view in views]
     assert sides == [SIDE, SIDE, 4, 4] and {len(view) for view in views} == {BATCH}
-    _, attention = pictures.make_draw(experiment)(experiment.objective.init(0), ready)
+    params = jax.jit(experiment.objective.init, static_argnums=0)(0)
+    _, attention = pictures.make_draw(experiment)(params, ready)
     assert attention.shape == (BATCH, 4, 4)
 
 

@@ -9,7 +9,16 @@ import re
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDEN, applied, below, build_experiment, golden, golden_file, golden_folder
+from conftest import (
+    GOLDEN,
+    applied,
+    below,
+    build_experiment,
+    features_of,
+    golden,
+    golden_file,
+    golden_folder,
+)
 
 import vit_jax
 from vit_jax import config as configs
@@ -125,7 +134,7 @@ def test_loading_equals_the_published_loader(name, tmp_path):
     assert_equal_to_the_peer(params, arrays, config)
     logits = applied(model, with_their_head(params, arrays), arrays["inputs"])
     assert np.abs(logits - arrays["logits_after_load"]).max() <= 2e-5
-    features = vit_jax.features(model, params, arrays["inputs"])
+    features = features_of(model, params, arrays["inputs"])
     assert np.abs(features - arrays["pre_logits_after_load"]).max() <= 2e-5
 
 
