@@ -266,21 +266,20 @@ def test_the_best_checkpoint_counts_if_they_are_ranked(sizes, tmp_path):
     assert found.metrics["train/loss"] == lines[3]["train/loss"]
 
 
-@pytest.mark.parametrize(("patience", "top1"), [(3, 0.8), (0, None)])
-def test_an_evaluation_at_the_end_only(sizes, tmp_path, patience, top1):
-    """With early stopping it is one of the best checkpoint, else of the last parameters."""
+def test_an_evaluation_at_the_end_only(sizes, tmp_path):
+    """With early stopping it is one of the best checkpoint."""
     late = 'config.evals.test = dict(data=dict(split="val"))'
     text = BEST.replace("    return config", f"    {late}\n    return config")
     (tmp_path / "tiny.py").write_text(text)
     path = tmp_path / "sizes.py"
-    path.write_text(path.read_text().replace('=12"', f'=12", "early_stopping={patience}"'))
+    path.write_text(path.read_text().replace('=12"', '=12", "early_stopping=3"'))
     run = definition.read(sizes).runs[0]
     lines = lines_with(0.5)
     lines[3]["eval/val/top1"] = 0.9
     lines[-1]["eval/test/top1"] = 0.8
     make_run(tmp_path / "w/runs" / run.name, run.config(), lines)
     found = outcome.read(tmp_path / "w", run)
-    assert found.step == 4 and found.metrics.get("eval/test/top1") == top1
+    assert found.step == 4 and found.metrics["eval/test/top1"] == 0.8
 
 
 @pytest.mark.parametrize(("failure", "status"), [("", "stopped"), ("no space", "failed")])

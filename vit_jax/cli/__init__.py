@@ -282,10 +282,13 @@ def name_for_damaged(path: epath.Path) -> epath.Path:
     return next(name for name in names if not name.exists())
 
 
-def replace_file(path: epath.Path, content: str | bytes) -> None:
+def replace_file(path: epath.Path, content: str | bytes, writer: str = "") -> None:
     """Writes a file in one step: a reader sees the old content or the new one, also after a kill.
 
     Text is written as UTF-8; names of files that are not UTF-8 keep their bytes.
+
+    Args:
+      writer: a name of this process, if others may write the same file at the same time.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogateescape")
@@ -294,7 +297,7 @@ def replace_file(path: epath.Path, content: str | bytes) -> None:
         if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
             path.write_bytes(content)
             return
-    fresh = path.with_name(path.name + ".tmp")
+    fresh = path.with_name(f"{path.name}{writer}.tmp")
     try:
         fresh.write_bytes(content)
         fresh.replace(path)

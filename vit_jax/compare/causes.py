@@ -35,23 +35,20 @@ def pairs(a: Mapping, b: Mapping) -> dict[str, list]:
 
 
 def config_differences(a: Run, b: Run) -> dict[str, list]:
-    """The same of the configs; {} if one is not known.
-
-    A key that only one of them has is no difference with the value that the other version implied.
-    """
+    """The same of the configs; {} if one is not known."""
     if not (a.config and b.config):
         return {}
+    return pairs(stated(a.flat, b.flat), stated(b.flat, a.flat))
+
+
+def stated(config: Mapping, other: Mapping) -> dict:
+    """A config without the keys that the version of the other one did not have, if they have the
+    values that it implied.
+    """
     implied = workdir.ADDED | workdir.REMOVED
-    common = a.flat.keys() & b.flat.keys()
-    of_a, of_b = (
-        {
-            key: run.flat[key]
-            for key in run.flat
-            if key in common or (key, run.flat[key]) not in implied
-        }
-        for run in (a, b)
-    )
-    return pairs(of_a, of_b)
+    return {
+        key: value for key, value in config.items() if key in other or (key, value) not in implied
+    }
 
 
 def record_differences(a: Run, b: Run, part: str) -> dict[str, list]:
@@ -61,17 +58,13 @@ def record_differences(a: Run, b: Run, part: str) -> dict[str, list]:
 
 
 def of_the_recipe(a: Run, b: Run) -> list[str]:
-    """What differs in the recipes or the data of two runs, besides the seed and what only rounds
-    otherwise.
+    """What is different in the recipes or the data of two runs, besides the seed and what only
+    rounds otherwise.
     """
-    keys = [
-        key for key in config_differences(a, b) if key != "seed" and not configs.may_change(key)
-    ]
-    keys = [key for key in keys if not key.startswith(ORDER_OF_SUMS)]
-    data = [
-        part for part in ("data_fingerprint", "teacher_fingerprint") if one_difference(a, b, part)
-    ]
-    return [*keys, *data]
+    keys = [key for key in config_differences(a, b) if not configs.may_change(key)]
+    keys = [key for key in keys if key != "seed" and not key.startswith(ORDER_OF_SUMS)]
+    records = ("data_fingerprint", "teacher_fingerprint")
+    return [*keys, *(part for part in records if one_difference(a, b, part))]
 
 
 def one_difference(a: Run, b: Run, part: str) -> list | None:

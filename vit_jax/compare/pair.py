@@ -1,7 +1,6 @@
 """Two runs compared: whether they are the same, where they begin to differ, and why."""
 
 import dataclasses
-import math
 
 from vit_jax.compare import causes, departure
 from vit_jax.compare.departure import Departure
@@ -9,6 +8,7 @@ from vit_jax.errors import UserError
 from vit_jax.report import reference
 from vit_jax.report.reference import Reference
 from vit_jax.report.run import Run
+from vit_jax.report.series import or_none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pair:
             same=self.same,
             first_step=found and found.step,
             quantity=found and found.quantity,
-            values=found and [value if math.isfinite(value) else None for value in found.values],
+            values=found and [or_none(value) for value in found.values],
             last_same_step=found and found.last_same,
             beyond_rounding_step=self.beyond_rounding and self.beyond_rounding.step,
             tolerance=self.tolerance,

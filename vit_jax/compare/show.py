@@ -25,11 +25,13 @@ def verdict(pair: Pair) -> str:
     if found.last_same is not None:
         since = f", and are the same until step {found.last_same:,}"
     where = f"{a} and {b} differ at step {found.step:,} ({found.quantity} {values}){since}"
-    return where + end(pair) if pair.has_intervals else where
+    return where + end(pair)
 
 
 def end(pair: Pair) -> str:
-    """How a run ended, held against the intervals of a reference."""
+    """How a run ended, compared with the intervals of a reference; "" if there are none."""
+    if not pair.has_intervals:
+        return ""
     b = pair.b.label
     if pair.within_interval:
         return f"; {b} ends within the intervals of the reference"

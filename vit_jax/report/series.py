@@ -4,6 +4,7 @@ number of points of it that still has its extremes. Pure functions.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,6 +33,11 @@ class Series:
     def is_constant(self) -> bool:
         """Whether there is nothing to draw but one value."""
         return len(np.unique(self.value)) <= 1
+
+
+def or_none(value: float) -> float | None:
+    """A number as JSON has it, which knows neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
 
 
 def from_lines(lines: Sequence[Mapping[str, float]], first_step: int = 0) -> dict[str, Series]:

@@ -20,13 +20,13 @@ from vit_jax.errors import Preempted, printable
 from vit_jax.study import outcome
 from vit_jax.study.definition import StudyRun
 from vit_jax.study.devices import Part
+from vit_jax.train import goodput
 
 log = logging.getLogger("vit_jax.study")
 
 POLL_S = 0.2
 LOGS = "logs"
-# Of a single training; what a study waits in a queue is not part of each of its runs.
-NOT_INHERITED = ("VIT_JAX_REQUESTED_AT",)
+PERHAPS = {signal.SIGKILL: ", perhaps for lack of memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +82,12 @@ class Execution:
         start = [sys.executable, "-m", "vit_jax.study.start", str(os.getpid()), cores]
         words = ["-m", "vit_jax.train", *run.arguments, f"--workdir={workdir}"]
         log.info("%s: begins, %d after it", printable(run.name), left)
-        environment = {key: os.environ[key] for key in os.environ if key not in NOT_INHERITED}
+        environment = os.environ | part.environment
+        environment.pop(goodput.REQUESTED_AT, None)  # the study waited in a queue, not each run
         with open(self.log_of(run), "ab") as file:
             process = subprocess.Popen(
                 [*start, *words],
-                env=environment | part.environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -135,8 +136,7 @@ class Execution:
         """Why a run failed: the last line that it printed, or how it ended."""
         code = job.process.returncode
         if code < 0:
-            memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
-            return f"ended by {signal.Signals(-code).name}{memory}"
+            return f"ended by {signal.Signals(-code).name}{PERHAPS.get(-code, '')}"
         with open(self.log_of(job.run), "rb") as file:
             file.seek(job.log_start)
             lines = file.read().decode(errors="replace").strip().splitlines()

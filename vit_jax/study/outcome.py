@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.report import run as workdirs
 from vit_jax.report.files import Folder
 from vit_jax.report.run import Run
+from vit_jax.report.series import or_none
 from vit_jax.study.definition import StudyRun
 from vit_jax.train import goodput, workdir
 
@@ -40,15 +41,9 @@ class Outcome:
         overrides = dict(text.split("=", 1) for text in self.run.overrides)
         about = dict(name=self.run.name, point=dict(self.run.point), recipe=self.run.recipe)
         about |= dict(overrides=overrides, status=self.status, problem=self.problem)
-        numbers = dict(step=self.step, exaflops=self.exaflops, images=self.images)
-        numbers |= dict(epochs=self.epochs, seconds=self.seconds)
-        about |= dict(metrics=known(self.metrics), **known(numbers))
-        return about
-
-
-def known(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """Numbers as JSON has them, which knows no NaN."""
-    return {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        about |= dict(metrics={key: or_none(value) for key, value in self.metrics.items()})
+        numbers = ("step", "exaflops", "images", "epochs", "seconds")
+        return about | {name: or_none(getattr(self, name)) for name in numbers}
 
 
 def folder_of(study_folder: pathlib.Path, run: StudyRun) -> pathlib.Path:
@@ -111,8 +106,9 @@ def check_settings(run: StudyRun, found: Run, path: pathlib.Path, metric: str) -
     config = run.config()
     matters = functools.partial(decides, dict(configs.flatten(config)), metric)
     different = workdir.differences(config, found.config, matters)
-    if different:  # by what an objective adds to it, perhaps
-        different = workdir.differences(declared(run.arguments), found.config, matters)
+    if different:  # perhaps in optim.frozen only, to which an objective adds
+        others = [line for line in different if not line.startswith("optim.frozen:")]
+        different = others or workdir.differences(declared(run.arguments), found.config, matters)
     if different:
         raise UserError(
             f"{path} has a run with other settings ({'; '.join(different)}): undo the change of "
@@ -170,19 +166,22 @@ def chosen_step(found: Run) -> int:
 
 
 def metrics_at(found: Run, step: int) -> dict[str, float]:
-    """The metrics of training and evaluations at a step, or the last ones before it."""
+    """The metrics of training and evaluations at a step, or the last ones before it; of an
+    evaluation at the end only the last ones.
+    """
     metrics = {}
     for key, one in found.series.items():
-        known = np.flatnonzero(one.step <= step)
-        if is_of_the_best(found, key):
+        until = np.flatnonzero(one.step <= step)
+        if is_at_the_end(found, key):
             metrics[key] = float(one.value[-1])
-        elif key.startswith(("train/", "eval/")) and len(known):
-            metrics[key] = float(one.value[known[-1]])
+        elif key.startswith(("train/", "eval/")) and len(until):
+            metrics[key] = float(one.value[until[-1]])
     return metrics
 
 
-def is_of_the_best(found: Run, key: str) -> bool:
-    """Whether it was measured at the end only, of the best checkpoint."""
+def is_at_the_end(found: Run, key: str) -> bool:
+    """Whether an evaluation is made at the end only: with early stopping of the best checkpoint,
+    else of the last parameters.
+    """
     part, _, name = key.partition("/")
-    every = found.flat.get(f"evals.{name.partition('/')[0]}.every")
-    return part == "eval" and every == 0 and bool(found.size("early_stopping"))
+    return part == "eval" and found.flat.get(f"evals.{name.partition('/')[0]}.every") == 0

@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import os
 import pathlib
+import socket
 from collections.abc import Sequence
 
 import numpy as np
@@ -172,10 +174,14 @@ def draw(study: Study, outcomes: Sequence[Outcome]) -> bytes:
 
 
 def write(study: Study, outcomes: Sequence[Outcome], folder: pathlib.Path) -> dict:
-    """Writes all of it to the folder of the study, and returns what JSON has."""
+    """Writes all of it to the folder of the study, as other parts of it may do at the same time,
+    and returns what JSON has.
+    """
     found = dict(title=study.title, runs=[one.to_json() for one in outcomes])
-    cli.replace_file(epath.Path(folder / JSON), json.dumps(found, indent=1) + "\n")
-    cli.replace_file(epath.Path(folder / PAGE), page(study, outcomes))
+    files = {JSON: json.dumps(found, indent=1) + "\n", PAGE: page(study, outcomes)}
     if study.figure:
-        cli.replace_file(epath.Path(folder / PICTURE), draw(study, outcomes))
+        files[PICTURE] = draw(study, outcomes)
+    writer = f".{socket.gethostname()}-{os.getpid()}"
+    for name, content in files.items():
+        cli.replace_file(epath.Path(folder / name), content, writer)
     return found
