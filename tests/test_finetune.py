@@ -1,6 +1,7 @@
 """The choice of the learning rate: on what is held out, kept, and followed by a run on everything."""
 
 import json
+import math
 import types
 
 import jax
@@ -15,7 +16,7 @@ from vit_jax import finetune, predict
 from vit_jax.checkpoints import read as checkpoint
 from vit_jax.data.sources import open as sources
 from vit_jax.distributed.mesh import AXES
-from vit_jax.errors import NegativeResult
+from vit_jax.errors import NegativeResult, UserError
 from vit_jax.evaluate import of_weights
 from vit_jax.train import __main__ as train
 from vit_jax.train.experiment import Experiment, total_bytes
@@ -89,6 +90,27 @@ def test_the_best_learning_rate_trains_on_everything_and_what_was_tried_is_kept(
         f"was trained with the learning rate {found['lr']:g}, but {worse:g} is better"
         in last_error(capsys)
     )
+
+
+def test_a_result_that_is_not_finite_is_not_the_best():
+    assert finetune.best({0.003: math.nan, 0.01: 0.4, 0.03: None}) == 0.01
+
+
+def test_trials_go_on_with_what_changes_no_result(tmp_path):
+    assert not finetune.matters("evals.held_out.data.batch_size")
+    assert finetune.matters("evals.held_out.data.crop") and finetune.matters("optim.wd")
+    path = tmp_path / "finetune.json"
+    path.write_text(json.dumps(dict(about={"optim.wd": 0.1, "seed": 1}, tried={"0.1": 0.5})))
+    now = {"optim.wd": 0.1, "seed": 1, "data.decode": "exact"}
+    assert finetune.load_trials(path, now) == {"0.1": 0.5}
+    with pytest.raises(UserError, match="another config"):
+        finetune.load_trials(path, now | {"data.decode": "fast"})
+
+
+def test_a_trial_run_without_a_result_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune, "run", lambda config, folder: {"train/loss": 1.0})
+    with pytest.raises(UserError, match="lr_1 has no eval/held_out/top1: delete this folder"):
+        finetune.run_trial(None, tmp_path / "lr_1", "eval/held_out/top1")
 
 
 def test_no_learning_rate_may_be_left():

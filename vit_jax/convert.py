@@ -7,6 +7,7 @@ python -m vit_jax.convert WEIGHTS DST [--format=published|big_vision|timm|hf|our
 import dataclasses
 import itertools
 import logging
+import os
 import pathlib
 import sys
 import tempfile
@@ -116,6 +117,8 @@ def pixel_difference(before: Classifier, after: Classifier) -> tuple[float, floa
 def check_destination(destination: str, target: str) -> epath.Path:
     """The path of DST; UserError if it can't be written, or if files would be overwritten."""
     path = epath.Path(destination)
+    if "://" not in destination:
+        path = epath.Path(os.path.realpath(destination))
     if target == "ours":
         checkpoint.check_name(destination)
     objects.must_be_reachable(destination, f"DST {destination}")

@@ -13,6 +13,7 @@ so on, and DIR/final.
 import contextlib
 import json
 import logging
+import math
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from etils import epath
 from vit_jax import cli
 from vit_jax import config as configs
 from vit_jax.cli import regular
+from vit_jax.config import evaluations
 from vit_jax.distributed import preemption, runtime, watchdog
 from vit_jax.errors import NegativeResult, UserError, one_line, printable
 from vit_jax.train import goodput, workdir
@@ -62,16 +64,23 @@ def train_share(held_out: str) -> str:
 def run_trial(config, folder: epath.Path, metric: str) -> float | None:
     """The result of a trial run; None if loss or gradients were not finite."""
     try:
-        return run(config, folder)[metric]
+        found = run(config, folder)
     except NegativeResult as error:
         log.warning("lr %g: %s", config.optim.lr, one_line(error))
         return None
+    if metric not in found:
+        raise UserError(
+            f"the trial run {folder} has no {metric}: delete this folder, and run the same command "
+            "again"
+        )
+    return found[metric]
 
 
 def matters(key: str) -> bool:
-    """Whether another value of this key makes another trial run."""
+    """Whether another value of this key makes another trial run, or another result of it."""
     is_held_out = key.startswith(f"evals.{trials.HELD_OUT}.")
-    return key != "optim.lr" and (workdir.is_fixed(key) or is_held_out)
+    is_measured = is_held_out and not key.endswith(evaluations.WITHOUT_EFFECT)
+    return key != "optim.lr" and (workdir.is_fixed(key) or is_measured)
 
 
 def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
@@ -86,8 +95,9 @@ def load_trials(path: epath.Path, about: dict) -> dict[str, float | None]:
     try:
         saved = json.loads(regular.read_text(path))
         tried = dict(saved["tried"])
-        is_same = saved["about"] == about
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        before = dict(configs.flatten(saved["about"]))
+        is_same = workdir.stated(before, about) == workdir.stated(about, before)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     if not is_same:
         raise UserError(
@@ -107,7 +117,7 @@ def run_trials(
     """
     path = folder / "finetune.json"
     flat = configs.flatten(configs.to_json(make_config(lrs[0])))
-    about = json.loads(json.dumps({key: value for key, value in flat if matters(key)}))
+    about = {key: value for key, value in flat if matters(key)}
     tried = load_trials(path, about)
     for number, lr in enumerate(lrs, 1):
         if f"{lr:g}" in tried:
@@ -120,8 +130,8 @@ def run_trials(
     return {lr: tried[f"{lr:g}"] for lr in lrs}
 
 
-def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
-    """Trains on everything with the best learning rate; returns the last value of every metric.
+def run_final(config, folder: epath.Path, lr: float) -> None:
+    """Trains on everything with the best learning rate.
 
     Raises:
       UserError: the run in the folder has another learning rate, the best of an earlier list.
@@ -139,12 +149,13 @@ def run_final(config, folder: epath.Path, lr: float) -> dict[str, float]:
             "it away, and run the same command again"
         )
     log.info("final run: learning rate %g", lr)
-    return run(final.lock(), folder)
+    run(final.lock(), folder)
 
 
 def best(tried: dict[float, float | None], metric: str = trials.KEY) -> float:
     """The learning rate with the highest accuracy, or lowest loss; of equals, the lowest."""
-    finite = {lr: result for lr, result in tried.items() if result is not None}
+    known = {lr: result for lr, result in tried.items() if result is not None}
+    finite = {lr: result for lr, result in known.items() if math.isfinite(result)}
     if not finite:
         raise NegativeResult(
             "loss or gradients were not finite with any of the learning rates: try lower ones with "
@@ -204,7 +215,8 @@ def work_by_config(args) -> None:
     with holding(args, args.workdir) as folder:
         tried = run_trials(lambda lr: trials.part_of(config, lr, share), folder, lrs)
         lr = best(tried)
-        final = run_final(config, folder / "final", lr)
+        run_final(config, folder / "final", lr)
+        final = report.delivered(folder / "final")
         wrong = mistakes.describe(config, folder / "final")
     end(args, folder, report.Outcome(tried, trials.KEY, lr, final, "all of train", wrong))
 

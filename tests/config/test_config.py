@@ -173,6 +173,12 @@ def test_magnitudes_of_timm_end_at_ten(tiny):
         configs.load(tiny, [*flags, "--config.data.randaug_magnitude=15"])
 
 
+def test_a_key_of_dino_may_need_another_one(tiny):
+    flags = ["objective=dino", "evals={}", "dino.ibot=False", "dino.shared_head=True"]
+    with pytest.raises(UserError, match=r"config key dino.shared_head"):
+        configs.load(tiny, [f"--config.{flag}" for flag in flags])
+
+
 def test_both_lengths_at_once_are_an_error(tiny):
     with pytest.raises(UserError, match=r"total_steps=5 and total_epochs=1\.0 are both set"):
         configs.load(tiny, ["--config.total_steps=5", "--config.total_epochs=1"])

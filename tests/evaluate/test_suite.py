@@ -152,7 +152,22 @@ def test_the_rest_of_a_subset_is_what_training_does_not_see(tiny):
     assert sum(float(batch["mask"].sum()) for batch in opened["val"].test.batches(model)) == 215
 
 
+def test_what_learns_beside_the_rest_learns_from_what_training_sees(tiny):
+    flags = ["data.subset=80%", "data.class_balance=0.5"]
+    flags += ["evals.val.data.rest=True", "evals.val.type=knn"]
+    config = configs.load(tiny, [f"--config.{flag}" for flag in flags])
+    found = suite.open_all(config, meshes.make_mesh(config.mesh), (), 10)["val"]
+    parts = (found.train.source, found.test.source)
+    names = [{source.describe(i) for i in range(len(source))} for source in parts]
+    assert (len(names[0]), len(names[1])) == (862, 215) and not names[0] & names[1]
+
+
 MISTAKES = {
+    "evals.val.data.name=cifar10 has no effect": [
+        "--config.data.subset=80%",
+        "--config.evals.val.data.rest=True",
+        "--config.evals.val.data.name=cifar10",
+    ],
     "data.rest=True, but data.subset=''": ["--config.evals.val.data.rest=True"],
     "evals.val.shots": ["--config.evals.val.shots=(5,)"],
     "evals.val.neighbours": ["--config.evals.val.neighbours=5"],

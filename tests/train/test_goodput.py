@@ -149,6 +149,24 @@ def test_steps_count_as_repeated_up_to_the_last_one_of_all_starts(clock, path):
     assert found["steps_repeated"] == 18
 
 
+def test_steps_after_going_back_count_as_repeated(clock, path):
+    """A start at 10 goes from 15 back to 5, and is killed at 8; the next one begins at 5."""
+    account = start(path)
+    with account.steps(10):
+        for number in range(11, 16):
+            step(account, clock, number, 0.0, 1.0)
+        account.stand_at(5)
+        for number in range(6, 9):
+            step(account, clock, number, 0.0, 1.0)
+    account.__exit__()
+    account = start(path)
+    with account.steps(5):
+        for number in range(6, 18):
+            step(account, clock, number, 0.0, 1.0)
+    account.__exit__()
+    assert totals(path)["steps_repeated"] == 3 + 10
+
+
 def test_a_clock_that_was_set_back_gives_no_negative_time(clock, path):
     for _ in range(2):
         account = start(path, age=1.0)

@@ -388,6 +388,12 @@ def test_patterns_that_match_no_whole_path_are_named(key, pattern):
         optim.make_optimizer(settings(wd=0.1, **{key: value}), params, 10)
 
 
+def test_lars_needs_its_patterns_without_weight_decay():
+    params = {"head": {"kernel": jnp.ones(3)}}
+    with pytest.raises(UserError, match=r"optim.wd_mults: .* matches no parameter"):
+        optim.make_optimizer(settings(name="lars", wd_mults=(("kernel", 1.0),)), params, 10)
+
+
 def test_a_pattern_behind_one_that_takes_all_is_named():
     mults = ((".*", 1.0), ("head/.*", 3.0))
     with pytest.raises(

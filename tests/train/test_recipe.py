@@ -12,7 +12,7 @@ from scipy import stats
 from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.train import experiment
-from vit_jax.train.recipe import choose, facts, held_out, measure, prepare, report
+from vit_jax.train.recipe import choose, facts, held_out, measure, prepare, report, trials
 from vit_jax.train.recipe.choose import Plan, Sizes
 
 CPU = facts.Device("CPU", True, 1, 8 * 2**30, False)
@@ -71,6 +71,36 @@ def test_a_split_for_validation_is_what_is_held_out_unless_a_share_is_wanted():
 def test_what_no_classifier_can_be_trained_on(counts, says):
     with pytest.raises(UserError, match=says):
         choose.check(data(counts))
+
+
+def test_images_with_several_labels_may_have_the_same_first_one():
+    choose.check(data([9], many_labels=True))
+    with pytest.raises(UserError, match="has no image with a label"):
+        choose.check(facts.Data("csv:x", "train", np.full(3, -1), ("a",), 1, many_labels=True))
+
+
+@pytest.mark.parametrize(
+    ("split", "val", "test"),
+    [("train", "val", "test"), ("train+val", "", "test"), ("train+val[:50%]+test", "", "")],
+)
+def test_what_is_trained_on_is_not_held_out(split, val, test):
+    found = facts.read_data(prepare.Wish("digits", "x", {"data.split": split}).data())
+    assert (found.val, found.test) == (val, test)
+
+
+def test_what_is_held_out_can_not_be_of_other_data():
+    given = {"data.split": "train+val", "evals.held_out.data.split": "test"}
+    with pytest.raises(UserError, match=r"evals.held_out.data.split has no effect"):
+        prepare.find(prepare.Wish("digits", "x", given))
+
+
+def test_trial_runs_have_the_shape_of_the_final_one():
+    given = {"optim.cooldown_steps": 200, "optim.schedule": "rsqrt", "spikes.factor": 3.0}
+    trial = trials.shorter(prepare.Wish("x", "y", given).config(total_steps=500), 0.1, 500)
+    assert (trial.total_steps, trial.optim.cooldown_steps, trial.spikes.factor) == (100, 40, 0)
+    given = {"optim.schedule": "stair", "optim.stairs": ((250, 0.1),)}
+    trial = trials.shorter(prepare.Wish("x", "y", given).config(total_steps=500), 0.1, 500)
+    assert trial.optim.stairs == ((50, 0.1),)
 
 
 def test_many_classes_with_one_image_are_named():
@@ -245,6 +275,20 @@ def test_the_same_flags_continue_with_the_same_choices(tmp_path):
     assert prepare.load(tmp_path, other).config.accum_steps == 8, "it may change"
 
 
+def test_a_recipe_of_another_version(tmp_path):
+    saved_recipe(tmp_path)
+    path = tmp_path / "config.json"
+    record = json.loads(path.read_text())
+    del record["largest"]
+    path.write_text(json.dumps(record))
+    wish = prepare.Wish("folder:photos", "B_16.npz", BEFORE, (0.1, 0.2), "20%")
+    assert prepare.load(tmp_path, wish).largest == ("", 0.0)
+    record["config"]["optim"]["momentun"] = 0.9
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"key optim.momentun, which this version does not have"):
+        prepare.load(tmp_path, wish)
+
+
 @pytest.mark.parametrize(
     "given, lrs, share, says",
     [
@@ -293,8 +337,11 @@ def test_the_default_workdir_is_named_after_the_images():
     assert {text: prepare.default_workdir(text) for text in names} == names
 
 
-def test_a_workdir_among_the_images_would_be_a_class(tmp_path):
+def test_a_workdir_among_the_images_would_be_a_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "photos").mkdir()
+    with pytest.raises(UserError, match="is inside the folder of images"):
+        prepare.check_outside("~/photos/run", f"folder:{tmp_path}/photos")
     name = f"folder:{tmp_path}/photos"
     prepare.check_outside(str(tmp_path / "photos-finetuned"), name)
     for inside in ("photos", "photos/out", "photos/../photos/out/run"):

@@ -68,6 +68,14 @@ def test_spikes_are_found_as_they_are_defined(seed):
     assert found
 
 
+def test_spikes_of_a_loss_that_is_negative():
+    """A factor of 1.5 of a median of -2 is -1."""
+    detector = spikes.Detector(1.5, 3, 50)
+    losses = [*(np.random.default_rng(0).normal(-2, 0.1, 200)), -0.9, -0.8, -0.9]
+    found = [number for number, loss in enumerate(losses, 1) if detector.add(number, loss)]
+    assert found == [203]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_reads_the_batch_after_those_that_were_left_out(seed):
     """Against a list of batches, in which what comes after a step is replaced when a run goes back

@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from vit_jax.distributed import hardware
 from vit_jax.train import timer as timers
-from vit_jax.train.timer import StepTimer, hbm_gib
+from vit_jax.train.timer import ProfilerWindow, StepTimer, hbm_gib
 from vit_jax.weights import adapt
 
 
@@ -157,6 +157,18 @@ def test_a_run_without_steps_has_totals(monkeypatch):
     assert (
         totals["steps"] == 0 and "perf/step_ms_p50" not in totals and "perf/compile_s" not in totals
     )
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_profile_from_the_first_step_on(first, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    window = ProfilerWindow(tmp_path / "profile", first, 1)
+    for number in (1, 2, 3):
+        window.before_step(number)
+        calls.append(number)
+    assert calls == ["start", 1, "stop", 2, 3]
 
 
 def test_memory_is_that_of_the_fullest_device(monkeypatch):

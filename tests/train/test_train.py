@@ -53,6 +53,24 @@ def done(tmp_path_factory):
     return str(config), folder / "run"
 
 
+@pytest.mark.slow
+def test_evaluations_that_a_kill_cut_off_are_made_up(done, tmp_path):
+    """The last step was saved, but its line was not written."""
+    config, workdir = done
+    shutil.copytree(workdir, tmp_path / "run")
+    path = tmp_path / "run/metrics.jsonl"
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
+    assert run(config, tmp_path / "run") == 0
+    found = metric_lines(tmp_path / "run")
+    assert [line["step"] for line in found] == list(range(1, 13))
+    wanted = json.loads(last)
+    measured = [key for key in wanted if key.startswith("eval/")]
+    assert measured and all(found[-1][key] == wanted[key] for key in measured)
+    assert run(config, tmp_path / "run") == 0
+    assert metric_lines(tmp_path / "run") == found
+
+
 def test_due_is_every_n_and_at_the_end():
     assert [n for n in range(1, 11) if loop.due(n, 4, 10)] == [4, 8, 10]
     assert [n for n in range(1, 11) if loop.due(n, 0, 10)] == [10]

@@ -38,17 +38,7 @@ def config_differences(a: Run, b: Run) -> dict[str, list]:
     """The same of the configs; {} if one is not known."""
     if not (a.config and b.config):
         return {}
-    return pairs(stated(a.flat, b.flat), stated(b.flat, a.flat))
-
-
-def stated(config: Mapping, other: Mapping) -> dict:
-    """A config without the keys that the version of the other one did not have, if they have the
-    values that it implied.
-    """
-    implied = workdir.ADDED | workdir.REMOVED
-    return {
-        key: value for key, value in config.items() if key in other or (key, value) not in implied
-    }
+    return pairs(workdir.stated(a.flat, b.flat), workdir.stated(b.flat, a.flat))
 
 
 def record_differences(a: Run, b: Run, part: str) -> dict[str, list]:

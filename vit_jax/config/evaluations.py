@@ -6,6 +6,7 @@ key = Key
 CLASSIFICATION = {"evals.*.type": ("classification",)}
 FEWSHOT = {"evals.*.type": ("fewshot",)}
 KNN = {"evals.*.type": ("knn",)}
+WITHOUT_EFFECT = (".every", ".data_dir", ".batch_size")  # on what an evaluation measures
 FROM_FEATURES = {"evals.*.type": ("fewshot", "knn", "linear_probe")}
 
 # fmt: off

@@ -73,10 +73,11 @@ DINO = together(only_if={"objective": ("dino",)}, vtab=False, keys=dict(
     freeze_last_layer=key(0, "first steps in which the prototypes do not change"),
     ibot=key(True, "patches are hidden, and their outputs are learned as well (arXiv 2111.07832)",
              state=True),
-    shared_head=key(False, "one head for images and patches", state=True,
-                    only_if={"dino.ibot": (True,)}),
     koleo=key(0.1, "weight of the loss that keeps features apart (arXiv 1806.03198); 0: off"),
-))
+)) | dict(
+    shared_head=key(False, "one head for images and patches", state=True,
+                    only_if={"dino.ibot": (True,)}, vtab=False),
+)
 
 # `config.data.views`.
 VIEWS = together(only_if={"objective": MULTI_CROP}, vtab=False, keys=dict(

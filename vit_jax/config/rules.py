@@ -130,6 +130,11 @@ def check_evals(config: ml_collections.ConfigDict) -> None:
     for name, entry in config.evals.items():
         if not uses_labels(config):
             check_without_labels(config.objective, name, entry)
+        if entry.data.rest and entry.data.name:
+            raise UserError(
+                f"config key evals.{name}.data.name={entry.data.name} has no effect with "
+                "data.rest=True, which is the rest of the training data: set one of them"
+            )
         if config.data.name == "mixture" and not entry.data.name:
             raise UserError(
                 f"config key evals.{name}.data.name is empty: name its data set, for training has "

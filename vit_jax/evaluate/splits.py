@@ -51,15 +51,23 @@ class Splits:
         self.cache = eval_cache.EvalCache(config.data.eval_cache_gib)
         self.opened: dict[tuple, Split] = {}
 
-    def open(self, use: str, data, split: str, is_classified: bool) -> Split:
-        """Opens a split for `use`, such as "evals.val"; `data` is that of its config."""
+    def open(
+        self, use: str, data, split: str, is_classified: bool, is_learned: bool = False
+    ) -> Split:
+        """Opens a split for `use`, such as "evals.val"; `data` is that of its config. If it
+        `is_learned`, and what is evaluated is the rest of the training data, it is these.
+        """
         data_set = data.name or self.config.data.name
         data_dir = data.data_dir or self.config.data.data_dir
         size = data.batch_size or self.config.data.batch_size
         decoding = (size, data.crop, data.get("fraction"), data.method)
-        key = (data.rest, data_set, data_dir, split, *decoding, is_classified)
+        learned = data.rest and is_learned
+        key = (data.rest, learned, data_set, data_dir, split, *decoding, is_classified)
         if key not in self.opened:
-            source = self.source(use, data, data_set, data_dir, split)
+            if data.rest:
+                source = self.part_of_training_data(learned)
+            else:
+                source = self.source(use, data, data_set, data_dir, split)
             source = self.with_labels(source, use, is_classified)
             batches = self.batches(use, data, source, size)
             chosen = functools.partial(self.chosen, use, data, source)
@@ -70,13 +78,22 @@ class Splits:
         """See `Split.chosen`."""
         return self.batches(use, data, Subset(source, numbers), size)
 
+    def part_of_training_data(self, is_learned: bool):
+        """What training sees, each image once, or the rest of it."""
+        from vit_jax.data.sources import open as sources
+
+        if not is_learned:
+            return sources.open_rest(self.config.data, self.config.user)
+        data = self.config.data.copy_and_resolve_references()
+        with data.unlocked():
+            data.class_balance = 0.0
+        return sources.open_training(data, self.config.user)
+
     def source(self, use: str, data, data_set: str, data_dir: str, split: str):
         """Opens a split with its labels."""
         from vit_jax.data.sources import open as sources
 
         config = self.config
-        if data.rest:
-            return sources.open_rest(config.data, config.user)
         try:
             return sources.open_source(data_set, split, data_dir, config.user)
         except UserError as error:

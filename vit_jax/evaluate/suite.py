@@ -75,9 +75,14 @@ def open_all(
         test = splits.open(use, entry.data, entry.data.split, is_classified)
         train = None
         if learns:
-            train = splits.open(use, entry.data, entry.data.train_split, is_classified)
+            train = splits.open(use, entry.data, entry.data.train_split, is_classified, True)
         if entry.type == "knn":
             knn.check(entry, train.num_examples)
+        if test.source.set_size and entry.get("among") == "present":
+            raise UserError(
+                f"config key {use}.among=present needs images with one label, but those of the "
+                "data have several: choose all"
+            )
         opened[name] = Evaluation(entry, test, train, part)
     return opened
 

@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax import config as configs
 from vit_jax.checkpoints.manager import KeepBest
 from vit_jax.cli import lock
+from vit_jax.config import evaluations
 from vit_jax.errors import UserError
 from vit_jax.report import run as workdirs
 from vit_jax.report.files import Folder
@@ -20,7 +21,6 @@ from vit_jax.study.definition import StudyRun
 from vit_jax.train import goodput, workdir
 
 RUNS = "runs"
-WITHOUT_EFFECT = (".every", ".data_dir", ".batch_size")  # on what an evaluation measures
 FAILED = "failed"  # a folder with the last line of each run that failed, in NAME.txt
 WAITING, STOPPED, RUNNING, DONE, FAILURE = "waiting", "stopped", "running", "done", "failed"
 
@@ -127,7 +127,7 @@ def decides(wanted: Mapping, metric: str, key: str) -> bool:
     best = wanted["checkpoint.keep_best"]
     measured = [f"evals.{name.split('/')[1]}." for name in (metric, best) if "/" in name]
     if key.startswith(tuple(measured)):
-        return not key.endswith(WITHOUT_EFFECT)
+        return not key.endswith(evaluations.WITHOUT_EFFECT)
     is_of_ranking = bool(best) and key in ("checkpoint.every", "checkpoint.keep_best")
     return is_of_ranking or workdir.is_fixed(key)
 

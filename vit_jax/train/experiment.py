@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
+from vit_jax.config.key import LARGEST
 from vit_jax.data import shapes, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
@@ -191,6 +192,11 @@ def plan_steps(config, num_examples: int) -> int:
         raise UserError(
             f"total_epochs={epochs} of {num_examples} examples is less than one batch of "
             f"{config.data.batch_size}: train longer or use a smaller batch"
+        )
+    if total > LARGEST:
+        raise UserError(
+            f"total_epochs={epochs} of {num_examples} examples is {total} steps: give at most "
+            f"{LARGEST} steps"
         )
     return total
 

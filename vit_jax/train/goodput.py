@@ -218,7 +218,8 @@ class Account:
     def __enter__(self):
         if self.path is not None:
             self.earlier = self.read_earlier()
-        self.furthest = max((record["last_step"] for record in self.earlier), default=0)
+        reached = (record.get("furthest", record["last_step"]) for record in self.earlier)
+        self.furthest = max(reached, default=0)
         self.stopwatch.count_queue(max(map(end, self.earlier), default=0.0))
         self.write()
         self.thread.start()
@@ -270,7 +271,7 @@ class Account:
 
     def did_step(self, number: int) -> None:
         """`number` updates are done, and the next one begins."""
-        if self.first_step < number <= self.furthest:
+        if number <= self.furthest:
             self.steps_repeated += 1
         self.stand_at(number)
 
@@ -286,6 +287,7 @@ class Account:
             begun=round(self.stopwatch.begun, 3),
             first_step=self.first_step,
             last_step=self.last_step,
+            furthest=self.furthest,
             steps_repeated=self.steps_repeated,
             parts=parts,
             changed=self.changed,

@@ -17,7 +17,7 @@ from vit_jax.cli.spool import Files
 from vit_jax.config import own_parts
 from vit_jax.data.left_out import LeftOut
 from vit_jax.data.sources import catalog
-from vit_jax.distributed import hardware, preemption, preflight, runtime, watchdog
+from vit_jax.distributed import hardware, messages, preemption, preflight, runtime, watchdog
 from vit_jax.distributed import mesh as meshes
 from vit_jax.distributed.waits import Interrupted
 from vit_jax.errors import NegativeResult, Preempted
@@ -181,6 +181,7 @@ class Loop:
         with self.bar, self.profiler, self.account.steps(done):
             self.evaluations.stopping.decide(done)
             self.evaluations.draw_inputs(done)
+            self.make_up(done, state)
             number, state, step_metrics = self.updates(done, state)
             while state is None:  # after a loss spike
                 number, state, step_metrics = self.updates(*self.go_back())
@@ -192,6 +193,16 @@ class Loop:
             raise Preempted
         self.check_end(number, state, step_metrics)
         log.info("done: %d steps, results in %s", number, self.folder)
+
+    def make_up(self, done: int, state: step.TrainState) -> None:
+        """The evaluations of the last step, if it was saved and a kill cut them off."""
+        if done < self.total_steps:
+            return
+        what = "the evaluations of the last step"
+        answers = messages.all_gather(what, str(self.writer.is_missing), messages.PATIENCE_S)
+        if answers[0] == str(True):
+            skipped = {"data/skipped": len(self.pipeline.skipped)}
+            self.write(done, skipped | self.evaluations.run_to_the_end(done, state))
 
     def updates(
         self, done: int, state: step.TrainState

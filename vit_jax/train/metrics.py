@@ -108,11 +108,13 @@ class MetricWriter:
         self.trackers = []
         self.waiting = []  # lines that could not be written yet
         self.next = {}  # scalars that belong to the next line
+        self.is_missing = False  # whether the step that the run continues from has no line
         if self.is_leader:
             from clu import metric_writers  # imports TensorFlow
 
             self.path = files.path("metrics.jsonl")
             last_step = rewind(self.path, resumed_step)
+            self.is_missing = last_step < resumed_step
             self.tensorboard = metric_writers.create_default_writer(
                 str(files.folder), just_logging=False
             )

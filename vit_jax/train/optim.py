@@ -332,7 +332,7 @@ def make_optimizer(config, params, total_steps: int, whole=None):
             "config key optim.name=muon needs a model with encoder blocks: use adam for this one"
         )
     check_patterns("lr_mults", [pattern for pattern, _ in config.lr_mults], params)
-    if config.wd or config.wd_end:
+    if config.wd or config.wd_end or config.name == "lars":  # whose trust ratio they choose
         check_patterns("wd_mults", [pattern for pattern, _ in config.wd_mults], params)
     clip = optax.identity()
     if config.grad_clip_norm:

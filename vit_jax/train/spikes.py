@@ -51,8 +51,10 @@ class Detector:
         return len(self.high) >= self.steps
 
     def is_high(self, loss: float) -> bool:
-        is_full = len(self.losses) == self.losses.maxlen
-        return is_full and loss > self.factor * self.median()
+        if len(self.losses) < self.losses.maxlen:
+            return False
+        median = self.median()
+        return loss > median + (self.factor - 1) * abs(median)
 
     def median(self) -> float:
         return float(np.median(self.losses))

@@ -172,8 +172,8 @@ class ProfilerWindow:
 
     def __init__(self, folder, first_step: int, num_steps: int):
         self.folder = str(folder)
-        self.first = first_step
-        self.last = first_step + num_steps
+        self.first = max(first_step, 1)
+        self.last = self.first + num_steps
         self.running = False
         if num_steps and folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a profile needs a folder there: rename it")

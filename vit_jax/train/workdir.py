@@ -101,6 +101,16 @@ ADDED = {
 }
 
 
+def stated(config: Mapping, other: Mapping) -> dict:
+    """A config by dotted keys, but for keys that the version of the other one did not have, if they
+    have the values that it implied.
+    """
+    implied = ADDED | REMOVED
+    return {
+        key: value for key, value in config.items() if key in other or (key, value) not in implied
+    }
+
+
 def is_fixed(key: str) -> bool:
     """Whether a run can't be continued with another value."""
     return not configs.may_change(key)

@@ -86,6 +86,10 @@ def up_to(table: Sequence[tuple[float, int]], number: float) -> int:
 def check(data: Data) -> None:
     """Raises UserError if there is nothing to learn, or nothing to hold out."""
     present = np.flatnonzero(data.counts)
+    if not len(present):
+        raise UserError(f"{data.name} {data.split} has no image with a label: add labels")
+    if data.many_labels:  # the counts are those of their first labels
+        return
     if len(present) < 2:
         name = data.class_names[int(present[0])]
         raise UserError(

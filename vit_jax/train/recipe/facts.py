@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.cli import objects
 from vit_jax.config import is_own
-from vit_jax.data.sources import catalog, vtab_tasks
+from vit_jax.data.sources import catalog, splits, vtab_tasks
 from vit_jax.distributed import hardware, runtime
 from vit_jax.errors import UserError
 from vit_jax.models import create, variants
@@ -123,10 +123,12 @@ def read_data(config) -> Data:
     data = config.data
     source = sources.open_training(data, config.user)
     sizes = sources.split_sizes(data.name, data.data_dir)
-    test = next((name for name in TEST if name in sizes), "")
-    if data.name in catalog.CATALOG:
+    trained = splits.names(data.split, data.name)
+    free = [name for name in sizes if name not in trained]
+    test = next((name for name in TEST if name in free), "")
+    if data.name in catalog.CATALOG and catalog.CATALOG[data.name].test not in trained:
         test = catalog.CATALOG[data.name].test
-    val = next((name for name in VAL if name in sizes and name != test), "")
+    val = next((name for name in VAL if name in free and name != test), "")
     labels = np.asarray(source.labels())
     return Data(
         name=data.name,

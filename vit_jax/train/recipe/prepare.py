@@ -54,8 +54,8 @@ def check_outside(workdir: str, data_name: str) -> None:
     kind, _, path = data_name.partition(":")
     if kind != "folder" or "://" in workdir or "://" in path:
         return
-    folder = os.path.realpath(path)
-    if os.path.commonpath([folder, os.path.realpath(workdir)]) == folder:
+    folder, inner = (os.path.realpath(os.path.expanduser(name)) for name in (path, workdir))
+    if os.path.commonpath([folder, inner]) == folder:
         raise UserError(
             f"--workdir={workdir} is inside the folder of images {path}: choose one outside of it"
         )
@@ -181,7 +181,7 @@ def load(folder: epath.Path, wish: Wish) -> Recipe | None:
         record = json.loads(regular.read_text(path))
         saved = dict(configs.flatten(record["config"]))
         flags = dict(record["flags"])
-        largest = tuple(record["largest"])
+        largest = tuple(record.get("largest", ("", 0.0)))  # a run of an earlier version has none
         recipe = Recipe(None, record["steps"], tuple(record["lrs"]), record["rows"], flags, largest)
         before = (saved["data.name"], saved["init_from"])
     except FileNotFoundError:
@@ -201,6 +201,12 @@ def load(folder: epath.Path, wish: Wish) -> Recipe | None:
         raise UserError(
             f"--workdir={folder} has a fine-tuning with other flags ({'; '.join(different)}): "
             "choose another --workdir, or undo these differences"
+        )
+    unknown = [key for key in saved if configs.find(key) is None]
+    if unknown:
+        raise UserError(
+            f"{path} has the config key {unknown[0]}, which this version does not have: choose "
+            "another --workdir"
         )
     values = {key: value for key, value in saved.items() if value is not None}
     changed = {key: wish.given[key] for key in wish.given if is_changed(key, flags, now)}
@@ -233,6 +239,13 @@ def find(wish: Wish) -> Found:
     data = facts.read_data(wish.data())
     choose.check(data)
     part, sizes = held_out.hold_out(data, wish.held_out)
+    ignored = [f"evals.held_out.data.{key}" for key in ("name", "split")]
+    ignored = [key for key in ignored if key in wish.given]
+    if ignored and "data.subset" in part.values:
+        raise UserError(
+            f"config key {ignored[0]} has no effect, for a part of the training data is held out: "
+            "call your own part val (a split, or a folder beside train), or use --config"
+        )
     return Found(data, part, sizes, pretrained.read(wish.init_from))
 
 
@@ -290,7 +303,7 @@ def measurements(wish: Wish, choices, sizes, device, fields) -> Callable[[bool],
 
 
 def title(data: facts.Data) -> str:
-    classes = int((data.counts > 0).sum())
+    classes = data.num_classes if data.many_labels else int((data.counts > 0).sum())
     return f"{len(data.labels):,} images of {classes:,} classes in {data.name}"
 
 

@@ -34,11 +34,14 @@ def part_of(config, lr: float, share: str):
 
 
 def without_checkpoints(trial):
-    """A config whose run is saved only at its end, which is the last step, and draws nothing."""
+    """A config whose run is saved only at its end, which is the last step, and draws nothing. After
+    a loss spike it can't go back.
+    """
     with trial.unlocked():
         trial.checkpoint.every = 0
         trial.checkpoint.keep_best = ""
         trial.early_stopping = 0
+        trial.spikes.factor = 0.0
         trial.pictures_every = 0
     return trial.lock()
 
@@ -55,7 +58,11 @@ def shorter(config, lr: float, steps: int):
         trial.optim.lr = lr
         trial.total_steps = total
         trial.total_epochs = 0.0
-        trial.optim.warmup_steps = config.optim.warmup_steps * total // steps
+        for key in {"warmup_steps", "cooldown_steps"}.intersection(config.optim):
+            trial.optim[key] = config.optim[key] * total // steps
+        if "stairs" in config.optim:
+            stairs = ((step * total // steps, factor) for step, factor in config.optim.stairs)
+            trial.optim.stairs = tuple(stairs)
         trial.evals = {HELD_OUT: config.evals[HELD_OUT].copy_and_resolve_references()}
         trial.evals[HELD_OUT].every = 0
     return without_checkpoints(trial)
