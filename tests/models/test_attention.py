@@ -95,9 +95,17 @@ def test_a_step_of_short_takes_as_many_heads_as_fit():
     assert widths(577, 577, 1024, 64) == 128
     assert widths(257, 257, 1280, 80) == 640  # the fewest heads of 80 that fill registers
     assert widths(256, 256, 1408, 88) == 1408
+    assert widths(256, 256, 1664, 104) == 1664
     assert widths(197, 197, 192, 64) == 192
     assert widths(785, 785, 1024, 64) == 0
     assert widths(577, 577, 1280, 80) == 0
+
+
+def test_a_chip_with_little_memory_takes_smaller_steps(monkeypatch):
+    """G/14 would need 16.5 MiB with the registers that are spilled; v4 has 16."""
+    monkeypatch.setattr(hardware, "kernel_bytes", lambda: hardware.KERNEL_BYTES["TPU v4"])
+    assert short_attention.block_width(256, 256, 1664, 104, 2) == 0
+    assert short_attention.block_width(256, 256, 1408, 88, 2) == 1408
 
 
 @pytest.mark.parametrize("way", WAYS)

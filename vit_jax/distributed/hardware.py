@@ -49,6 +49,12 @@ LARGER_OPERATIONS = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
 OPTIONS_OF_KIND = dict.fromkeys(("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p"), LARGER_OPERATIONS)
 
 
+# On-chip memory (VMEM) that a kernel may take, by device kind: v4 has no more than the compiler's
+# default, newer chips have 128 MiB.
+KERNEL_BYTES = {"TPU v4": 16 * 2**20}
+MOST_KERNEL_BYTES = 32 * 2**20
+
+
 @dataclasses.dataclass(frozen=True)
 class Tpu:
     """What a plan must know about a chip. Bandwidths are in bytes/s.
@@ -183,6 +189,12 @@ def platform() -> str:
     if name == "gpu" and has_cudnn(jax.local_devices()[0]):
         return "cuda"
     return name
+
+
+def kernel_bytes() -> int:
+    """On-chip memory that a kernel may take on the TPU where the program will run."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    return KERNEL_BYTES.get(device.device_kind, MOST_KERNEL_BYTES)
 
 
 def has_cudnn(device) -> bool:

@@ -6,14 +6,19 @@ import math
 import jax
 import jax.numpy as jnp
 
+from vit_jax.distributed import hardware
+
 # A register of a TPU has 8 x 128 float32 numbers.
 SUBLANES = 8
 LANES = 128
 # The most registers of scores in a step of the kernel: its program is unrolled over heads, and the
 # backward pass takes about 13 bundles for each of these.
 MAX_REGISTERS = 1024
-# The most bytes of its blocks, which are double-buffered; kernels have 16 MiB of VMEM by default.
+# The most bytes of its blocks, which are double-buffered.
 MAX_BLOCK_BYTES = 12 * 2**20
+# Besides them a kernel needs memory for registers that the compiler spills: 5.2 MiB for G/14.
+SPILLED_BYTES = 6 * 2**20
+DEFAULT_KERNEL_BYTES = 16 * 2**20  # of on-chip memory
 
 NAME = "short_attention_"  # of the kernels in a compiled program, before the channels of a head
 
@@ -108,18 +113,24 @@ def block_width(length: int, other: int, embed: int, kv: int, itemsize: int) -> 
     whole registers or the whole width. 0 if not even the fewest fit.
     """
     fewest = math.lcm(kv, LANES)
+    most_bytes = min(MAX_BLOCK_BYTES, hardware.kernel_bytes() - SPILLED_BYTES)
     widths = [width for width in range(fewest, embed, fewest) if embed % width == 0]
 
     def fits(width: int) -> bool:
-        rows = 3 * length + 4 * other  # of the backward pass
         forward = math.ceil(length / SUBLANES) * math.ceil(other / LANES)
         backward = math.ceil(other / SUBLANES) * math.ceil(length / LANES)
         return (
-            2 * rows * width * itemsize <= MAX_BLOCK_BYTES
+            block_bytes(length, other, width, itemsize) <= most_bytes
             and max(forward, backward) * (width // kv) <= MAX_REGISTERS
         )
 
     return max(filter(fits, [*widths, embed]), default=0)
+
+
+def block_bytes(length: int, other: int, width: int, itemsize: int) -> int:
+    """Of the blocks of the backward pass, two of each."""
+    rows = 3 * length + 4 * other
+    return 2 * rows * width * itemsize
 
 
 def run_kernel(kernel, like, arrays, kv: int, interpret: bool):
@@ -130,7 +141,13 @@ def run_kernel(kernel, like, arrays, kv: int, interpret: bool):
     from jax.experimental.pallas import tpu as pltpu
 
     batch, length, embed = arrays[0].shape
-    width = block_width(length, arrays[1].shape[1], embed, kv, arrays[0].dtype.itemsize)
+    other = arrays[1].shape[1]
+    itemsize = arrays[0].dtype.itemsize
+    width = block_width(length, other, embed, kv, itemsize)
+    memory = None  # the default
+    if block_bytes(length, other, width, itemsize) > DEFAULT_KERNEL_BYTES - SPILLED_BYTES:
+        memory = hardware.kernel_bytes()
+    semantics = ("parallel", "parallel")
 
     def block(x):
         return pl.BlockSpec((1, x.shape[1], width), lambda example, part: (example, 0, part))
@@ -141,7 +158,9 @@ def run_kernel(kernel, like, arrays, kv: int, interpret: bool):
         in_specs=[block(x) for x in arrays],
         out_specs=[block(x) for x in like],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=semantics, vmem_limit_bytes=memory
+        ),
         name=f"{NAME}{kv}",
         interpret=interpret,
     )(*arrays)
