@@ -197,3 +197,11 @@ def test_every_chip_has_one_device_and_its_own_memory(topology):
     assert done.code == 0 and done.plan["num_chips"] == 8
     limit = {"v4": 30.75, "v6e": 31.24}[topology.split(":")[0]]
     assert done.plan["hbm_limit_gib"] == limit and done.plan["step_ms"]["compute_estimate"] > 0
+
+
+def test_the_widest_heads_compile_for_the_chip_with_the_least_memory_for_kernels():
+    """Those of G/14: with 256 tokens the kernel would need 16.5 MiB, and v4 has 16."""
+    shape = ["model.variant=Ti/14", "model.width=1664", "model.num_heads=16", "model.depth=1"]
+    shape += ["image_size=224", "data.batch_size=16"]
+    done = planned("--topology=v4:2x2x1", *(f"--config.{text}" for text in shape))
+    assert done.code == 0 and done.plan["fits"]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vit_jax import cli
 from vit_jax import config as configs
+from vit_jax.checkpoints.manager import KeepBest
 from vit_jax.cli import spool
 from vit_jax.errors import UserError
 from vit_jax.train import console, metrics
@@ -96,6 +97,18 @@ def test_lines_after_a_damaged_one_are_kept(text, tmp_path, caplog):
     assert (
         "line 2 can't be read" in caplog.text and "kept as damaged_metrics_2.jsonl" in caplog.text
     )
+
+
+def test_a_checkpoint_that_was_evaluated_after_its_save_is_ranked_by_the_line(tmp_path):
+    """Checkpoints 4 and 6 were saved when a signal came; 6 has no line, and 2 its own score."""
+    best = KeepBest("eval/val/top1")
+    best.add(2, {"eval/val/top1": 0.5})
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    lines = [{"step": step, "eval/val/top1": top1} for step, top1 in ((2, 0.9), (3, 1.0), (4, 0.7))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics.rank(best, [2, 4, 6], path)
+    assert best.scores == {2: 0.5, 4: 0.7}
+    metrics.rank(KeepBest(""), [2, 4], tmp_path / "nothing.jsonl")
 
 
 def test_a_half_line_at_the_end_is_dropped_silently(tmp_path, caplog):

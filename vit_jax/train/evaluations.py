@@ -106,14 +106,10 @@ class Evaluations:
 
     def run_to_the_end(self, number: int, state: step.TrainState) -> dict[str, float]:
         """The same for the last step before a stop; only data that do not come cut it short."""
-        config = self.experiment.config
         if self.stopping.ranks(number):  # done before the save
             return {}
         self.draw(number, state)
-
-        def is_due(name: str) -> bool:
-            return due(number, config.evals[name].every, self.experiment.total_steps)
-
+        is_due = functools.partial(self.is_due, number)
         try:
             params = self.experiment.eval_params(state)
             return self.measure(params, is_due, waits.each_soon)

@@ -64,6 +64,7 @@ def train(config, folder: epath.Path, files: Files) -> None:
         path = folder / "checkpoints"
         checkpointer = Checkpointer(path, config.checkpoint, reach(config.spikes))
         stack.enter_context(checkpointer)
+        metrics.rank(checkpointer.best, checkpointer.steps(), folder / "metrics.jsonl")
         compiling = compile_meanwhile(experiment)
         spikes = Spikes(config, folder, checkpointer)
         done, state = spikes.start_state(experiment, weights)

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax import cli
 from vit_jax import config as configs
+from vit_jax.checkpoints.manager import KeepBest
 from vit_jax.cli import regular
 from vit_jax.cli.spool import Files
 from vit_jax.distributed.waits import waiting
@@ -41,6 +42,17 @@ def split(path: epath.Path) -> list[str]:
 def read_lines(path: epath.Path) -> list[dict[str, float]]:
     """The complete lines of a metrics.jsonl."""
     return [line for line in map(parse, split(path)) if line is not None]
+
+
+def rank(best: KeepBest, saved: Iterable[int], path: epath.Path) -> None:
+    """Gives `best` the metrics of checkpoints that a stopped run evaluated after their save: they
+    are in metrics.jsonl only.
+    """
+    missing = set(saved) - best.scores.keys()
+    if best.metric and missing and path.exists():
+        for line in read_lines(path):
+            if line["step"] in missing:
+                best.add(line["step"], line)
 
 
 def rewind(path: epath.Path, step: int) -> int:
