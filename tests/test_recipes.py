@@ -13,7 +13,7 @@ from vit_jax import config as configs
 from vit_jax.data.sources import catalog
 from vit_jax.errors import UserError
 from vit_jax.train import __main__ as train
-from vit_jax.train import experiment
+from vit_jax.train import experiment, schedules
 from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.schedules import make_schedule
 from vit_jax.weights import adapt, names, scan_layout
@@ -247,7 +247,7 @@ def test_costs_count_two_flops_per_multiplication_and_addition(file, argument, f
     facts = catalog.Facts(0, 512) if is_vtab else catalog.declared(config)
     classes = facts.num_classes if configs.uses_labels(config) else 0
     model = experiment.make_model(config, classes)
-    steps = experiment.plan_steps(config, facts.num_examples)
+    steps = schedules.plan_steps(config, facts.num_examples)
     flops = make_objective(config, model, steps).train_flops * config.data.batch_size * steps
     if config.optim.get("frozen"):  # all but the head: there is no backward pass
         flops /= 3

@@ -396,7 +396,8 @@ elif verb == "delete":
     for pid in pods.glob("*/vit_jax_job/pid"):
         if not (pid.parent / "exit_code").exists():
             os.kill(int(pid.read_text()), signal.SIGKILL)
-    shutil.rmtree(pods)
+    while pods.exists():  # a job that was killed may still write
+        shutil.rmtree(pods, ignore_errors=True)
     states.unlink()
 elif verb == "describe":
     if not states.exists():

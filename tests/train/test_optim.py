@@ -640,3 +640,11 @@ def test_muon_needs_encoder_blocks():
     params = dict(head=dict(kernel=jnp.zeros((6, 3))))
     with pytest.raises(UserError, match=r"optim\.name=muon needs a model with encoder blocks"):
         optim.make_optimizer(settings(name="muon"), params, 20)
+
+
+def test_a_length_that_no_counter_holds_is_an_error():
+    config = ml_collections.ConfigDict(
+        dict(total_steps=0, total_epochs=1e9, data=dict(batch_size=16))
+    )
+    with pytest.raises(UserError, match=r"is 67312500000 steps: give at most 2147483647 steps"):
+        schedules.plan_steps(config, 1077)

@@ -18,7 +18,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from vit_jax import config as configs
 from vit_jax.config import own_parts
-from vit_jax.config.key import LARGEST
 from vit_jax.data import shapes, to_device
 from vit_jax.data.augment.batch import make_preprocess
 from vit_jax.data.sources import catalog, vtab_tasks
@@ -33,6 +32,7 @@ from vit_jax.train import state as states
 from vit_jax.train import teacher as teachers
 from vit_jax.train.objectives.make import make_objective
 from vit_jax.train.objectives.objective import Objective
+from vit_jax.train.schedules import plan_steps
 from vit_jax.train.teacher import Teacher
 from vit_jax.weights import adapt
 
@@ -180,25 +180,6 @@ class Experiment:
         if self.teacher is not None:
             meta["teacher_fingerprint"] = self.teacher_fingerprint
         return meta
-
-
-def plan_steps(config, num_examples: int) -> int:
-    """The number of updates of the run."""
-    if not config.total_steps and not config.total_epochs:
-        raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
-    epochs = config.total_epochs
-    total = config.total_steps or round(epochs * num_examples / config.data.batch_size)
-    if total < 1:
-        raise UserError(
-            f"total_epochs={epochs} of {num_examples} examples is less than one batch of "
-            f"{config.data.batch_size}: train longer or use a smaller batch"
-        )
-    if total > LARGEST:
-        raise UserError(
-            f"total_epochs={epochs} of {num_examples} examples is {total} steps: give at most "
-            f"{LARGEST} steps"
-        )
-    return total
 
 
 def warn_of_augmentation(data) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""The length of a run, and learning rates as functions of the step."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +6,27 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import own_parts
+from vit_jax.config.key import LARGEST
+from vit_jax.errors import UserError
+
+
+def plan_steps(config, num_examples: int) -> int:
+    """The number of updates of the run."""
+    if not config.total_steps and not config.total_epochs:
+        raise UserError("config keys total_steps and total_epochs are both 0: set one of them")
+    epochs = config.total_epochs
+    total = config.total_steps or round(epochs * num_examples / config.data.batch_size)
+    if total < 1:
+        raise UserError(
+            f"total_epochs={epochs} of {num_examples} examples is less than one batch of "
+            f"{config.data.batch_size}: train longer or use a smaller batch"
+        )
+    if total > LARGEST:
+        raise UserError(
+            f"total_epochs={epochs} of {num_examples} examples is {total} steps: give at most "
+            f"{LARGEST} steps"
+        )
+    return total
 
 
 def half_cosine(start: float, end: float, progress):

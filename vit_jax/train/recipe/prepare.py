@@ -20,9 +20,9 @@ from vit_jax.cli.terminal import Console
 from vit_jax.distributed import messages, versions
 from vit_jax.errors import UserError
 from vit_jax.train import run_data
-from vit_jax.train.experiment import plan_steps
 from vit_jax.train.recipe import choose, facts, held_out, measure
 from vit_jax.train.recipe.choose import Choice
+from vit_jax.train.schedules import plan_steps
 from vit_jax.weights import load as pretrained
 from vit_jax.weights.formats.weights import Weights
 
