@@ -86,6 +86,9 @@ def test_images_with_several_labels_may_have_the_same_first_one():
 def test_what_is_trained_on_is_not_held_out(split, val, test):
     found = facts.read_data(prepare.Wish("digits", "x", {"data.split": split}).data())
     assert (found.val, found.test) == (val, test)
+    sizes = dict(train=9, val=9, validation=9)  # two names of one split
+    for trained in (["all"], ["train", "validation"]):
+        assert facts.first_free(facts.VAL, sizes, trained) == ""
 
 
 def test_what_is_held_out_can_not_be_of_other_data():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -124,11 +125,11 @@ def read_data(config) -> Data:
     source = sources.open_training(data, config.user)
     sizes = sources.split_sizes(data.name, data.data_dir)
     trained = splits.names(data.split, data.name)
-    free = [name for name in sizes if name not in trained]
-    test = next((name for name in TEST if name in free), "")
-    if data.name in catalog.CATALOG and catalog.CATALOG[data.name].test not in trained:
+    test = first_free(TEST, sizes, trained)
+    if data.name in catalog.CATALOG:
         test = catalog.CATALOG[data.name].test
-    val = next((name for name in VAL if name in free and name != test), "")
+        test = "" if {"all", *splits.names(test, data.name)} & set(trained) else test
+    val = first_free([name for name in VAL if name != test], sizes, trained)
     labels = np.asarray(source.labels())
     return Data(
         name=data.name,
@@ -141,6 +142,13 @@ def read_data(config) -> Data:
         num_val=sizes.get(val, 0),
         test=test,
     )
+
+
+def first_free(names: Sequence[str], sizes: Mapping[str, int], trained: Sequence[str]) -> str:
+    """The first of some names of a split that there is; "" if it is trained on, by any of them."""
+    if {"all", *names} & set(trained):
+        return ""
+    return next((name for name in names if name in sizes), "")
 
 
 def of_weights(weights: Weights) -> Start:
