@@ -298,6 +298,16 @@ def test_a_run_that_ended_in_its_last_evaluation_is_not_done(finished, failure, 
         study.check_end([seen], folder)
 
 
+def test_evaluations_that_were_made_up_complete_a_run(finished):
+    """Their line has nothing of training."""
+    found, folder = finished
+    path = folder / "runs" / found.runs[0].name / "metrics.jsonl"
+    *lines, last = path.read_text().splitlines()
+    made_up = {key: value for key, value in json.loads(last).items() if "train/" not in key}
+    path.write_text("\n".join([*lines, json.dumps(made_up)]) + "\n")
+    assert outcome.read(folder, found.runs[0]).status == "done"
+
+
 def test_what_is_not_known_is_null(finished, tmp_path):
     found, folder = finished
     path = folder / "runs" / found.runs[0].name / "config.json"

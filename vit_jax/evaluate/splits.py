@@ -54,8 +54,12 @@ class Splits:
     def open(
         self, use: str, data, split: str, is_classified: bool, is_learned: bool = False
     ) -> Split:
-        """Opens a split for `use`, such as "evals.val"; `data` is that of its config. If it
-        `is_learned`, and what is evaluated is the rest of the training data, it is these.
+        """Opens a split for `use`, such as "evals.val".
+
+        Args:
+          data: of the config of the evaluation.
+          is_learned: whether the evaluation learns from it. If it measures the rest of the
+            training data, it learns from what training sees.
         """
         data_set = data.name or self.config.data.name
         data_dir = data.data_dir or self.config.data.data_dir

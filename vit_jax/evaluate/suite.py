@@ -75,7 +75,8 @@ def open_all(
         test = splits.open(use, entry.data, entry.data.split, is_classified)
         train = None
         if learns:
-            train = splits.open(use, entry.data, entry.data.train_split, is_classified, True)
+            split = entry.data.train_split
+            train = splits.open(use, entry.data, split, is_classified, is_learned=True)
         if entry.type == "knn":
             knn.check(entry, train.num_examples)
         if test.source.set_size and entry.get("among") == "present":

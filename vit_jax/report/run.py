@@ -87,10 +87,12 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has the metrics of its last step, which are written after its evaluations."""
-        loss = self.series.get("train/loss")
+        """Whether it has the line of metrics of its last step, which is written after its
+        evaluations.
+        """
+        logged = max((one.step[-1] for one in self.series.values()), default=0)
         total = self.size("total_steps")
-        return bool(loss and total) and loss.step[-1] >= total
+        return bool(total) and bool(logged >= total)
 
     @property
     def is_over(self) -> bool:

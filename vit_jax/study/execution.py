@@ -26,7 +26,7 @@ log = logging.getLogger("vit_jax.study")
 
 POLL_S = 0.2
 LOGS = "logs"
-PERHAPS = {signal.SIGKILL: ", perhaps for lack of memory"}
+HINTS = {signal.SIGKILL: ", perhaps for lack of memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Execution:
         """Why a run failed: the last line that it printed, or how it ended."""
         code = job.process.returncode
         if code < 0:
-            return f"ended by {signal.Signals(-code).name}{PERHAPS.get(-code, '')}"
+            return f"ended by {signal.Signals(-code).name}{HINTS.get(-code, '')}"
         with open(self.log_of(job.run), "rb") as file:
             file.seek(job.log_start)
             lines = file.read().decode(errors="replace").strip().splitlines()

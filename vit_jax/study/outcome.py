@@ -19,6 +19,7 @@ from vit_jax.report.run import Run
 from vit_jax.report.series import or_none
 from vit_jax.study.definition import StudyRun
 from vit_jax.train import goodput, workdir
+from vit_jax.train.schedules import due
 
 RUNS = "runs"
 FAILED = "failed"  # a folder with the last line of each run that failed, in NAME.txt
@@ -158,9 +159,9 @@ def chosen_step(found: Run) -> int:
         return found.last_step
     best = KeepBest(key)
     every = found.flat["checkpoint.every"]
-    last = found.size("total_steps")
+    total = found.size("total_steps")
     for step, value in zip(ranked.step.tolist(), ranked.value.tolist(), strict=True):
-        if step == last or (every and step % every == 0):  # those that are saved
+        if due(step, every, total):  # those that are saved
             best.add(step, {key: value})
     return best.best_of(best.scores) or found.last_step
 

@@ -12,16 +12,10 @@ from vit_jax.train import goodput, metrics, step
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.pictures import Pictures
+from vit_jax.train.schedules import due
 from vit_jax.train.timer import StepTimer
 
 log = logging.getLogger("vit_jax.train")
-
-
-def due(number: int, every: int, total: int) -> bool:
-    """Whether something that happens every `every` steps, and at the end, happens after `number`
-    updates.
-    """
-    return number == total or (every > 0 and number % every == 0)
 
 
 class Evaluations:

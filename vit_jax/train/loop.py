@@ -24,9 +24,10 @@ from vit_jax.errors import NegativeResult, Preempted
 from vit_jax.train import console, goodput, metrics, nonfinite, run_data, step, summary, workdir
 from vit_jax.train import state as states
 from vit_jax.train import teacher as teachers
-from vit_jax.train.evaluations import Evaluations, due
+from vit_jax.train.evaluations import Evaluations
 from vit_jax.train.experiment import Experiment, warn_of_epochs
 from vit_jax.train.pictures import make_pictures
+from vit_jax.train.schedules import due
 from vit_jax.train.spikes import Spikes, reach
 from vit_jax.train.timer import ProfilerWindow, StepTimer, timed
 from vit_jax.train.trackers import make as trackers
@@ -182,7 +183,7 @@ class Loop:
         with self.bar, self.profiler, self.account.steps(done):
             self.evaluations.stopping.decide(done)
             self.evaluations.draw_inputs(done)
-            self.make_up(done, state)
+            self.evaluate_last_step(done, state)
             number, state, step_metrics = self.updates(done, state)
             while state is None:  # after a loss spike
                 number, state, step_metrics = self.updates(*self.go_back())
@@ -195,8 +196,8 @@ class Loop:
         self.check_end(number, state, step_metrics)
         log.info("done: %d steps, results in %s", number, self.folder)
 
-    def make_up(self, done: int, state: step.TrainState) -> None:
-        """The evaluations of the last step, if it was saved and a kill cut them off."""
+    def evaluate_last_step(self, done: int, state: step.TrainState) -> None:
+        """Makes the evaluations of a last step that was saved before a kill cut them off."""
         if done < self.total_steps:
             return
         what = "the evaluations of the last step"

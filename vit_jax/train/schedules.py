@@ -1,4 +1,4 @@
-"""The length of a run, and learning rates as functions of the step."""
+"""The length of a run, what happens at which step, and learning rates as functions of the step."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,6 +27,13 @@ def plan_steps(config, num_examples: int) -> int:
             f"{LARGEST} steps"
         )
     return total
+
+
+def due(number: int, every: int, total: int) -> bool:
+    """Whether something that happens every `every` steps, and at the end, happens after `number`
+    updates.
+    """
+    return number == total or (every > 0 and number % every == 0)
 
 
 def half_cosine(start: float, end: float, progress):
